@@ -1,0 +1,109 @@
+"""Conversations with local models inside notebooks.
+
+Names are imported when they are first used: loading the extension loads no model code.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from llamanb.engine.base import Engine, EngineStats, GenerationRequest
+    from llamanb.engine.llama import LlamaCppEngine
+    from llamanb.engine.scripted import ScriptedEngine
+    from llamanb.errors import (
+        BranchError,
+        ContextWindowExceededError,
+        DecodeError,
+        EngineError,
+        HistoryFormatError,
+        InvalidArgumentError,
+        LlamanbError,
+        MessageNotFoundError,
+        ModelLoadError,
+        ModelNotFoundError,
+        SchemaVersionError,
+        SequenceLimitError,
+        SessionBusyError,
+        SessionClosedError,
+        TemplateError,
+        ToolError,
+    )
+    from llamanb.history import History
+    from llamanb.messages import Chunk, FinishReason, Message, ToolCall, Usage
+    from llamanb.runtime import active_session, use_session
+    from llamanb.sampling import SamplingParams
+    from llamanb.session import Branch, ChatSession, Reply, ReplyStream
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "llamanb.engine.base": ("Engine", "EngineStats", "GenerationRequest"),
+    "llamanb.engine.llama": ("LlamaCppEngine",),
+    "llamanb.engine.scripted": ("ScriptedEngine",),
+    "llamanb.errors": (
+        "BranchError",
+        "ContextWindowExceededError",
+        "DecodeError",
+        "EngineError",
+        "HistoryFormatError",
+        "InvalidArgumentError",
+        "LlamanbError",
+        "MessageNotFoundError",
+        "ModelLoadError",
+        "ModelNotFoundError",
+        "SchemaVersionError",
+        "SequenceLimitError",
+        "SessionBusyError",
+        "SessionClosedError",
+        "TemplateError",
+        "ToolError",
+    ),
+    "llamanb.history": ("History",),
+    "llamanb.messages": ("Chunk", "FinishReason", "Message", "ToolCall", "Usage"),
+    "llamanb.runtime": ("active_session", "use_session"),
+    "llamanb.sampling": ("SamplingParams",),
+    "llamanb.session": ("Branch", "ChatSession", "Reply", "ReplyStream"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: PLE0604  (the names are strings; they are kept with their modules above)
+    *_HOME_OF,
+    "__version__",
+    "load_ipython_extension",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'llamanb' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Register the magics; called by ``%load_ext llamanb``."""
+    from llamanb.magics.commands import ChatMagics
+    from llamanb.magics.prompt import keep_questions
+    from llamanb.runtime import get_runtime
+
+    runtime = get_runtime()
+    shell.register_magics(ChatMagics(shell, runtime))
+    shell.events.register("post_run_cell", runtime.finish_request)
+    shell.input_transformers_cleanup.append(keep_questions)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Stop listening to the shell; called by ``%unload_ext llamanb``."""
+    from llamanb.magics.prompt import keep_questions
+    from llamanb.runtime import get_runtime
+
+    shell.events.unregister("post_run_cell", get_runtime().finish_request)
+    shell.input_transformers_cleanup.remove(keep_questions)

@@ -1,0 +1,1 @@
+"""Engines: loaded models that can generate."""

@@ -1,0 +1,211 @@
+"""What every engine offers: the protocol, a request, and the running generation that answers it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from llamanb.errors import ContextWindowExceededError, SessionClosedError
+from llamanb.messages import Chunk, FinishReason, Message, ToolCall, Usage
+from llamanb.sampling import SamplingParams
+
+__all__ = ["Engine", "EngineStats", "Generation", "GenerationRequest", "GenerationResult", "answer_budget"]
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One answer to be generated.
+
+    Parameters
+    ----------
+    messages
+        The path, root first.
+    tokens
+        The path as the engine's `encode` gives it, with the generation prompt.
+    sampling
+        How to sample; its seed is a number unless it is greedy.
+    """
+
+    messages: Sequence[Message]
+    tokens: Sequence[int]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """How a generation ended."""
+
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Where the cells of the cache are, counted in tokens, and how many requests run and wait."""
+
+    n_ctx: int
+    n_cells: int
+    n_cells_used: int
+    n_seq_max: int
+    n_sequences: int
+    n_parked: int
+    parked_bytes: int
+    n_running: int
+    n_waiting: int
+
+
+class Generation:
+    """A generation that runs in the engine's thread; iterate over it for its chunks.
+
+    The engine calls `emit` and, exactly once, `finish`. The consumer may call `cancel` from any thread.
+    """
+
+    def __init__(self, on_cancel: Callable[[], None] = lambda: None) -> None:
+        self._chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+        self._on_cancel = on_cancel
+        self._cancelled = threading.Event()
+        self._result: GenerationResult | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._cancelled.is_set()
+
+    def cancel(self) -> None:
+        """Ask it to stop at once, in prefill too. It still ends with a result; cancelling twice changes nothing."""
+        self._cancelled.set()
+        self._on_cancel()
+
+    def wait_cancelled(self, seconds: float) -> bool:
+        """Wait until it was asked to stop, at most so long; return whether it was."""
+        return self._cancelled.wait(seconds)
+
+    def emit(self, chunk: Chunk) -> None:
+        """Hand a chunk to the consumer."""
+        self._chunks.put(chunk)
+
+    def finish(self, result: GenerationResult) -> None:
+        """End the generation."""
+        self._result = result
+        self._chunks.put(None)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        while (chunk := self._next()) is not None:
+            yield chunk
+
+    def _next(self) -> Chunk | None:
+        while True:
+            if self._result is not None and self._chunks.empty():
+                return None
+            try:
+                # The time-out lets Python act on an interrupt on systems where a blocking get cannot be woken.
+                return self._chunks.get(timeout=0.2)
+            except queue.Empty:
+                continue
+
+    def result(self) -> GenerationResult:
+        """Wait for the end, passing over chunks that were not read, and return how it ended."""
+        while self._result is None:
+            self._next()
+        return self._result
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A loaded model that can generate. Its methods may be called from any thread."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells which model this is; stored on the messages that it writes."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that the context window of one branch may hold."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine was closed."""
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """Return the text of a conversation by the chat template.
+
+        Raises
+        ------
+        TemplateError
+            The template refuses the messages.
+        """
+
+    def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """Return the tokens of a conversation; control-token strings inside messages are plain text there."""
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the tokens of plain text, with nothing added."""
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Start a generation.
+
+        Raises
+        ------
+        ContextWindowExceededError
+            The prompt leaves no room for a token; nothing was decoded.
+        SessionClosedError
+            The engine was closed.
+        """
+
+    def stats(self) -> EngineStats:
+        """Return where the cells of the cache are."""
+
+    def close(self) -> None:
+        """Cancel what runs and free the model. Closing twice changes nothing."""
+
+
+def answer_budget(request: GenerationRequest, n_ctx: int) -> int:
+    """Return how many tokens the answer may have: the smaller of what was asked and what is left of the window.
+
+    Raises
+    ------
+    ContextWindowExceededError
+        Nothing is left.
+    """
+    left = n_ctx - len(request.tokens)
+    if left < 1:
+        raise ContextWindowExceededError(len(request.tokens), n_ctx)
+    return min(request.sampling.max_tokens, left)
+
+
+def require_open(closed: bool) -> None:
+    """Raise where an engine was closed."""
+    if closed:
+        raise SessionClosedError("The engine is closed; make a new one.")
+
+
+@dataclass
+class Clock:
+    """Splits the time of a request into prefill and decode."""
+
+    started: float
+    first_token: float | None = None
+    ended: float = field(default=0.0)
+
+    def usage(self, n_prompt: int, n_cached: int, n_generated: int) -> Usage:
+        """Return the usage so far."""
+        first = self.ended if self.first_token is None else self.first_token
+        return Usage(
+            n_prompt=n_prompt,
+            n_cached=n_cached,
+            n_prefilled=n_prompt - n_cached,
+            n_generated=n_generated,
+            prefill_seconds=max(0.0, first - self.started),
+            decode_seconds=max(0.0, self.ended - first),
+        )

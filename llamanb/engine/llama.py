@@ -1,0 +1,607 @@
+"""LlamaCppEngine: llama.cpp in this process. The only module that imports llama_cpp."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import ctypes
+import json
+import os
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+from llamanb.engine.base import EngineStats, Generation, GenerationRequest, answer_budget, require_open
+from llamanb.engine.cache import CacheBook
+from llamanb.engine.scheduler import Outcome, Row, Scheduler
+from llamanb.engine.template import ChatTemplate
+from llamanb.errors import (
+    DecodeError,
+    EngineError,
+    InvalidArgumentError,
+    ModelLoadError,
+    SequenceLimitError,
+    TemplateError,
+)
+from llamanb.messages import Message
+from llamanb.models import check_header, fingerprint, resolve
+from llamanb.sampling import SamplingParams
+
+__all__ = ["LlamaCppEngine"]
+
+_DETERMINISTIC_UBATCH = 32
+_GGML_LOG_LEVEL_ERROR = 4
+_OK, _NO_SLOT, _ABORTED = 0, 1, 2  # what llama_decode returns, see llama.h
+
+_stderr_lock = threading.Lock()
+_log_lines: collections.deque[str] = collections.deque(maxlen=8)
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _collect_log(level: int, text: bytes, _: object) -> None:
+    """Keep llama.cpp's last errors for messages of our own, and everything else out of the cells' outputs."""
+    if level == _GGML_LOG_LEVEL_ERROR:
+        _log_lines.append(text.decode("utf-8", errors="replace").strip())
+
+
+llama_cpp.llama_log_set(_collect_log, None)
+llama_cpp.llama_backend_init()
+
+# llama.cpp asks after every node of its graph whether to abort. A Python function there would cost several percent of
+# the decode rate, and the GIL with it. `strlen` has the right form: of a buffer it returns 0 (go on) while the first
+# byte is zero and 1 (abort) once that is set, from any thread.
+_libc = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
+_strlen_as_abort = ctypes.cast(_libc.strlen, llama_cpp.ggml_abort_callback)
+
+_TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+_open_engines: weakref.WeakSet[LlamaCppEngine] = weakref.WeakSet()
+
+
+def _close_engines() -> None:
+    for engine in list(_open_engines):
+        engine.close()
+
+
+atexit.register(_close_engines)
+
+
+class LlamaCppEngine:
+    """A GGUF model, loaded into this process by llama.cpp.
+
+    One engine serves any number of sessions, branches and threads at once: their requests are decoded together, and
+    what their prompts have in common is held once.
+
+    Parameters
+    ----------
+    model
+        The path of a .gguf file, the name of a known model, or ``None`` for the embedded default.
+    n_ctx
+        Tokens that one branch may hold; cut to what the model was trained for.
+    n_cells
+        Tokens that the whole cache may hold, shared ones counted once; by default ``2 * n_ctx``, and at least `n_ctx`.
+    n_seq_max
+        How many branches can be in the cache at once, 1 to 256. Further ones are parked in host memory.
+    n_threads
+        Threads for evaluation; by default one per processor of this process, or half of them from eight on.
+    n_batch
+        The most tokens in one step.
+    n_gpu_layers
+        Layers that run on a GPU; by default all where llama.cpp was built for one, else none.
+    deterministic
+        Whether answers are the same bit for bit however their prefix came to be and whatever else is running. By
+        default where nothing runs on a GPU. It costs some prefill speed.
+    chat_template
+        A Jinja template to use instead of the model's own; needed for a model that has none.
+
+    Raises
+    ------
+    ModelNotFoundError
+        There is no such model.
+    ModelLoadError
+        The file is damaged or of an unknown kind, or does not fit into memory.
+    InvalidArgumentError
+        A number is out of its range.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        n_ctx: int = 4096,
+        n_cells: int | None = None,
+        n_seq_max: int = 16,
+        n_threads: int | None = None,
+        n_batch: int = 512,
+        n_gpu_layers: int | None = None,
+        deterministic: bool | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        _check_counts(n_ctx, n_cells, n_seq_max, n_batch, n_threads)
+        file = resolve(model)
+        header = check_header(file.path)
+        self.name = file.name
+        self.fingerprint = fingerprint(file.path)
+        offload = bool(llama_cpp.llama_supports_gpu_offload())
+        layers = (-1 if offload else 0) if n_gpu_layers is None else n_gpu_layers
+        self.deterministic = (not offload or layers == 0) if deterministic is None else deterministic
+        self._native = _loaded(file.path, layers)
+        self._closed = False
+        try:
+            self._n_ctx = min(n_ctx, self._native.n_ctx_train)
+            wanted = max(n_cells or 2 * self._n_ctx, self._n_ctx)
+            _check_memory(file.path.name, header, wanted)
+            threads = n_threads or _default_threads()
+            self._native.open_context(wanted, n_seq_max, n_batch, threads, self.deterministic)
+            self._template = self._native.template(chat_template)
+        except BaseException:
+            self._native.close()
+            raise
+        self._n_seq_max = n_seq_max
+        book = CacheBook(n_seq_max, self._native.n_cells, can_cut=self._native.can_cut)
+        self._scheduler = Scheduler(self._native, book)
+        _open_engines.add(self)
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that the context window of one branch may hold."""
+        return self._n_ctx
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine was closed."""
+        return self._closed
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """Return the text of a conversation by the chat template."""
+        return self._chat_template().render(messages, add_generation_prompt=add_generation_prompt)
+
+    def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """Return the tokens of a conversation; control-token strings inside messages are plain text there."""
+        require_open(self._closed)
+        segments = self._chat_template().segments(messages, add_generation_prompt=add_generation_prompt)
+        tokens = [token for segment in segments for token in self._native.tokenize(segment, special=True)]
+        first = self._native.first_token
+        if first is not None and tokens[:1] != [first]:
+            tokens.insert(0, first)
+        return tokens
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the tokens of plain text, with nothing added."""
+        require_open(self._closed)
+        return self._native.tokenize(text, special=False)
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Start a generation; see `llamanb.engine.base.Engine.submit`."""
+        require_open(self._closed)
+        self._native.check_sampling(request.sampling)
+        return self._scheduler.submit(request, answer_budget(request, self._n_ctx))
+
+    def stats(self) -> EngineStats:
+        """Return where the cells of the cache are."""
+        return EngineStats(
+            n_ctx=self._n_ctx, n_cells=self._native.n_cells, n_seq_max=self._n_seq_max, **self._scheduler.counts()
+        )
+
+    def close(self) -> None:
+        """Cancel what runs and free the model. Closing twice changes nothing."""
+        if not self._closed:
+            self._closed = True
+            self._scheduler.close()
+
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise TemplateError(
+                f"The model {self.name} has no chat template; give one: LlamaCppEngine(…, chat_template=…)."
+            )
+        return self._template
+
+    def __enter__(self) -> LlamaCppEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<LlamaCppEngine {self.name}, n_ctx={self._n_ctx}{', closed' if self._closed else ''}>"
+
+
+class _Native:
+    """The model, its context and its vocabulary: everything that calls into the library."""
+
+    def __init__(self, path: Path, n_gpu_layers: int, keep_loading: threading.Event) -> None:
+        @llama_cpp.llama_progress_callback  # type: ignore[untyped-decorator]
+        def progress(_: float, __: object) -> bool:
+            return keep_loading.is_set()
+
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        params.progress_callback = progress
+        _log_lines.clear()
+        self._context: Any = None
+        self._model: Any = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not self._model:
+            reason = next((line for line in _log_lines if line), "no reason given")
+            raise ModelLoadError(f"llama.cpp cannot load {path.name}: {_reason(reason)}")
+        self._vocab: Any = llama_cpp.llama_model_get_vocab(self._model)
+        self._n_vocab = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
+        self._pieces: dict[int, bytes] = {}
+        self._abort_flag = ctypes.create_string_buffer(2)
+        self.n_ctx_train = int(llama_cpp.llama_model_n_ctx_train(self._model))
+        self.can_cut = not (
+            llama_cpp.llama_model_is_recurrent(self._model) or llama_cpp.llama_model_is_hybrid(self._model)
+        )
+        bos = int(llama_cpp.llama_vocab_bos(self._vocab))
+        self.first_token = bos if bos >= 0 and llama_cpp.llama_vocab_get_add_bos(self._vocab) else None
+
+    def open_context(self, n_cells: int, n_seq_max: int, n_batch: int, n_threads: int, deterministic: bool) -> None:
+        """Make the context: one unified cache, in which sequences can share cells."""
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = n_cells
+        params.n_batch = n_batch
+        params.n_ubatch = _DETERMINISTIC_UBATCH if deterministic else n_batch
+        params.n_seq_max = n_seq_max
+        params.n_threads = params.n_threads_batch = n_threads
+        params.kv_unified = True
+        params.swa_full = True
+        if deterministic:
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        _log_lines.clear()
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        if not self._context:
+            reason = next((line for line in _log_lines if line), "out of memory")
+            raise ModelLoadError(f"llama.cpp cannot make a context of {n_cells} tokens: {_reason(reason)}")
+        llama_cpp.llama_set_abort_callback(self._context, _strlen_as_abort, ctypes.addressof(self._abort_flag))
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self.n_cells = int(llama_cpp.llama_n_ctx(self._context))
+        self.n_batch = int(llama_cpp.llama_n_batch(self._context))
+        self.n_ubatch = int(llama_cpp.llama_n_ubatch(self._context))
+        self._batch = llama_cpp.llama_batch_init(self.n_batch, 0, 1)
+
+    # -- vocabulary ---------------------------------------------------------------------------------------------
+
+    def template(self, source: str | None) -> ChatTemplate | None:
+        """Return the chat template to use, or ``None`` where the model has none and none was given."""
+        if source is None:
+            raw = llama_cpp.llama_model_chat_template(self._model, None)
+            if not raw:
+                return None
+            source = raw.decode("utf-8", errors="replace")
+        # A user-defined token is one by its text wherever it stands; only these can be kept apart from plain text.
+        marked = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+        control = [
+            self._token_text(token)
+            for token in range(self._n_vocab)
+            if llama_cpp.llama_vocab_get_attr(self._vocab, token) & marked
+        ]
+        return ChatTemplate(
+            source,
+            bos=self._token_text(llama_cpp.llama_vocab_bos(self._vocab)),
+            eos=self._token_text(llama_cpp.llama_vocab_eos(self._vocab)),
+            control=control,
+        )
+
+    def _token_text(self, token: int) -> str:
+        if token < 0:
+            return ""
+        text = llama_cpp.llama_vocab_get_text(self._vocab, token)
+        return text.decode("utf-8", errors="replace") if text else ""
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
+        """Return the tokens of a text; `special` says whether control tokens are read in it."""
+        data = text.encode()
+        room = len(data) + 8
+        tokens = (llama_cpp.llama_token * room)()
+        n = llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, room, False, special)
+        if n < 0:
+            raise EngineError(f"llama.cpp cannot tokenise a text of {len(data)} bytes.")
+        return list(tokens[:n])
+
+    def is_end(self, token: int) -> bool:
+        """Whether the vocabulary marks a token as an end of generation."""
+        return bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of a token; those of a control token are none."""
+        if token not in self._pieces:
+            room = 256
+            buffer = ctypes.create_string_buffer(room)
+            n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
+            if n < 0:
+                buffer = ctypes.create_string_buffer(-n)
+                n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, -n, 0, False)
+            self._pieces[token] = buffer.raw[:n]
+        return self._pieces[token]
+
+    # -- sequences ----------------------------------------------------------------------------------------------
+
+    def share(self, source: int, target: int, n: int) -> None:
+        """Let a sequence hold the first `n` cells of another."""
+        # A recurrent memory has one state for a sequence, which is shared whole.
+        llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, n if self.can_cut else -1)
+
+    def remove(self, seq_id: int, start: int) -> bool:
+        """Remove a sequence's tokens from a position on; false where the memory cannot be cut there."""
+        return bool(llama_cpp.llama_memory_seq_rm(self._memory, seq_id, start, -1))
+
+    def save(self, seq_id: int) -> Any:
+        """Return a copy of a sequence's state as an array of bytes."""
+        size = llama_cpp.llama_state_seq_get_size(self._context, seq_id)
+        state = (ctypes.c_uint8 * size)()
+        llama_cpp.llama_state_seq_get_data(self._context, state, size, seq_id)
+        return state
+
+    def load(self, state: Any, seq_id: int) -> bool:
+        """Put a saved state into an empty sequence; false where it does not fit."""
+        return bool(llama_cpp.llama_state_seq_set_data(self._context, state, len(state), seq_id))
+
+    # -- evaluation ---------------------------------------------------------------------------------------------
+
+    def decode(self, rows: Sequence[Row]) -> Outcome:
+        """Evaluate a batch of at most `n_batch` tokens."""
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for i, row in enumerate(rows):
+            batch.token[i] = row.token
+            batch.pos[i] = row.position
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = row.seq_id
+            batch.logits[i] = row.wants_logits
+        _log_lines.clear()
+        status = llama_cpp.llama_decode(self._context, batch)
+        if status == _OK:
+            return Outcome.DONE
+        if status == _ABORTED:
+            return Outcome.ABORTED
+        if status == _NO_SLOT:
+            return Outcome.NO_ROOM
+        reason = next((line for line in _log_lines if line), f"llama_decode returned {status}")
+        raise DecodeError(f"llama.cpp failed while it evaluated {len(rows)} tokens: {_reason(reason)}")
+
+    def logits(self, row: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return the logits of a row of the last batch, shape ``(n_vocab,)``; valid until the next batch."""
+        pointer = llama_cpp.llama_get_logits_ith(self._context, row)
+        return np.ctypeslib.as_array(pointer, shape=(self._n_vocab,))
+
+    def sampler(self, sampling: SamplingParams, prompt: Sequence[int]) -> _Sampler:
+        """Make a fresh sampler for one request."""
+        return _Sampler(self, sampling, prompt)
+
+    def check_sampling(self, sampling: SamplingParams) -> None:
+        """Raise where this vocabulary cannot do what is asked."""
+        for token in sampling.logit_bias:
+            if token >= self._n_vocab:
+                raise InvalidArgumentError(f"logit_bias names token {token}; this model has {self._n_vocab} tokens.")
+        grammar = self.new_grammar(sampling)
+        if grammar is not None:
+            llama_cpp.llama_sampler_free(grammar)
+
+    def new_grammar(self, sampling: SamplingParams) -> Any:
+        """Return a grammar sampler, or ``None`` where the answer is free."""
+        source = sampling.grammar
+        if sampling.json_schema is not None:
+            try:
+                source = json_schema_to_gbnf(json.dumps(sampling.json_schema))
+            except Exception as error:  # the converter raises what its input leads it to
+                raise InvalidArgumentError(f"json_schema cannot be turned into a grammar: {error!r}.") from error
+        if source is None:
+            return None
+        _log_lines.clear()
+        with _captured_stderr() as printed:
+            grammar = llama_cpp.llama_sampler_init_grammar(self._vocab, source.encode(), b"root")
+        if not grammar:
+            reason = next((line for line in [*printed, *_log_lines] if line), "it has no rule 'root'")
+            raise InvalidArgumentError(f"The grammar is not valid GBNF: {_reason(reason)}")
+        return grammar
+
+    # -- ending -------------------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Make a decode that runs return at once."""
+        self._abort_flag[0] = b"\1"
+
+    def clear_abort(self) -> None:
+        """Let decodes run again."""
+        self._abort_flag[0] = b"\0"
+
+    def close(self) -> None:
+        """Free the context and the model."""
+        if self._context:
+            llama_cpp.llama_batch_free(self._batch)
+            llama_cpp.llama_free(self._context)
+            self._context = None
+        if self._model:
+            llama_cpp.llama_model_free(self._model)
+            self._model = None
+
+
+class _Sampler:
+    """The sampler chain of one request, in the order of llama.cpp's own default."""
+
+    def __init__(self, native: _Native, sampling: SamplingParams, prompt: Sequence[int]) -> None:
+        self._native = native
+        self._grammar = native.new_grammar(sampling)
+        self._chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        for link in self._links(sampling):
+            llama_cpp.llama_sampler_chain_add(self._chain, link)
+        if self._looks_back(sampling):
+            last = len(prompt) if sampling.penalty_last_n < 0 else sampling.penalty_last_n
+            for token in prompt[max(0, len(prompt) - last) :]:
+                llama_cpp.llama_sampler_accept(self._chain, token)
+
+    @staticmethod
+    def _looks_back(sampling: SamplingParams) -> bool:
+        penalties = (sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+        return sampling.penalty_last_n != 0 and penalties != (1.0, 0.0, 0.0)
+
+    def _links(self, sampling: SamplingParams) -> list[Any]:
+        n_vocab = self._native._n_vocab
+        links = []
+        if sampling.logit_bias:
+            biases = (llama_cpp.llama_logit_bias * len(sampling.logit_bias))(
+                *[llama_cpp.llama_logit_bias(token, bias) for token, bias in sampling.logit_bias.items()]
+            )
+            links.append(llama_cpp.llama_sampler_init_logit_bias(n_vocab, len(biases), biases))
+        if self._looks_back(sampling):
+            last = self._native.n_cells if sampling.penalty_last_n < 0 else sampling.penalty_last_n
+            links.append(
+                llama_cpp.llama_sampler_init_penalties(
+                    n_vocab,
+                    last,
+                    sampling.repeat_penalty,
+                    sampling.frequency_penalty,
+                    sampling.presence_penalty,
+                )
+            )
+        if sampling.greedy:
+            return [*links, llama_cpp.llama_sampler_init_greedy()]
+        if sampling.top_k:
+            links.append(llama_cpp.llama_sampler_init_top_k(sampling.top_k))
+        if sampling.typical_p < 1:
+            links.append(llama_cpp.llama_sampler_init_typical(sampling.typical_p, 1))
+        if sampling.top_p < 1:
+            links.append(llama_cpp.llama_sampler_init_top_p(sampling.top_p, 1))
+        if sampling.min_p > 0:
+            links.append(llama_cpp.llama_sampler_init_min_p(sampling.min_p, 1))
+        links.append(llama_cpp.llama_sampler_init_temp(sampling.temperature))
+        links.append(llama_cpp.llama_sampler_init_dist(int(sampling.seed or 0)))
+        return links
+
+    def sample(self, row: int) -> int:
+        """Return the token that follows a row of the last batch."""
+        if self._grammar is None:
+            return int(llama_cpp.llama_sampler_sample(self._chain, self._native._context, row))
+        token = self._choose(row, constrained=False)
+        if not self._allowed(token):
+            # Asking the grammar about one token is cheap, and about all of them is not: llama.cpp's own programs
+            # ask about all only when the first choice is refused.
+            token = self._choose(row, constrained=True)
+        if not self._native.is_end(token):
+            llama_cpp.llama_sampler_accept(self._grammar, token)
+        llama_cpp.llama_sampler_accept(self._chain, token)
+        return token
+
+    def _choose(self, row: int, *, constrained: bool) -> int:
+        candidates = np.zeros(self._native._n_vocab, dtype=_TOKEN_DATA)
+        candidates["id"] = np.arange(self._native._n_vocab, dtype=np.int32)
+        candidates["logit"] = self._native.logits(row)
+        array = _token_array(candidates)
+        if constrained:
+            llama_cpp.llama_sampler_apply(self._grammar, ctypes.byref(array))
+            if not np.isfinite(candidates["logit"]).any():
+                raise DecodeError("The grammar allows no token here that this model knows.")
+        llama_cpp.llama_sampler_apply(self._chain, ctypes.byref(array))
+        return int(array.data[array.selected].id)
+
+    def _allowed(self, token: int) -> bool:
+        candidate = np.array([(token, 1.0, 0.0)], dtype=_TOKEN_DATA)
+        array = _token_array(candidate)
+        llama_cpp.llama_sampler_apply(self._grammar, ctypes.byref(array))
+        return bool(np.isfinite(array.data[0].logit))
+
+    def close(self) -> None:
+        """Free the chain and the grammar."""
+        llama_cpp.llama_sampler_free(self._chain)
+        if self._grammar is not None:
+            llama_cpp.llama_sampler_free(self._grammar)
+
+
+def _token_array(candidates: np.ndarray[Any, Any]) -> Any:
+    pointer = candidates.ctypes.data_as(llama_cpp.llama_token_data_p)
+    return llama_cpp.llama_token_data_array(data=pointer, size=len(candidates), selected=-1, sorted=False)
+
+
+def _loaded(path: Path, n_gpu_layers: int) -> _Native:
+    """Load a model in a thread, so that an interrupt can stop it: a blocking call into the library cannot be."""
+    keep_loading = threading.Event()
+    keep_loading.set()
+    outcome: list[_Native | BaseException] = []
+
+    def load() -> None:
+        try:
+            outcome.append(_Native(path, n_gpu_layers, keep_loading))
+        except BaseException as error:  # carried over to the thread that waits
+            outcome.append(error)
+
+    thread = threading.Thread(target=load, name="llamanb-load", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.2)
+    except BaseException:
+        keep_loading.clear()
+        thread.join()
+        if outcome and isinstance(outcome[0], _Native):
+            outcome[0].close()
+        raise
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+@contextlib.contextmanager
+def _captured_stderr() -> Iterator[list[str]]:
+    """Collect what the library prints: its grammar parser says what is wrong on stderr, which is a cell's output."""
+    lines: list[str] = []
+    sys.stderr.flush()
+    with _stderr_lock, tempfile.TemporaryFile() as file:
+        saved = os.dup(2)
+        try:
+            os.dup2(file.fileno(), 2)
+            yield lines
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            file.seek(0)
+            lines += file.read().decode("utf-8", errors="replace").splitlines()
+
+
+def _check_counts(n_ctx: int, n_cells: int | None, n_seq_max: int, n_batch: int, n_threads: int | None) -> None:
+    named = {"n_ctx": n_ctx, "n_cells": n_cells, "n_batch": n_batch, "n_threads": n_threads}
+    for name, value in named.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InvalidArgumentError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+    most = int(llama_cpp.llama_max_parallel_sequences())
+    if isinstance(n_seq_max, bool) or not isinstance(n_seq_max, int) or not 1 <= n_seq_max <= most:
+        raise SequenceLimitError(f"n_seq_max is {n_seq_max!r}; llama.cpp can tell 1 to {most} sequences apart.")
+    if n_batch < n_seq_max:
+        raise InvalidArgumentError(f"n_batch is {n_batch}; it must be at least n_seq_max, which is {n_seq_max}.")
+
+
+def _check_memory(name: str, header: dict[str, Any], n_cells: int) -> None:
+    """Refuse a cache larger than all of the machine's memory, where the system would kill the process."""
+    if not hasattr(os, "sysconf"):
+        return
+    architecture = header["general.architecture"]
+    layers, width, heads = (
+        int(header.get(f"{architecture}.{key}") or 1)
+        for key in ("block_count", "embedding_length", "attention.head_count")
+    )
+    groups = header.get(f"{architecture}.attention.head_count_kv")
+    per_head = header.get(f"{architecture}.attention.key_length") or width // heads
+    needed = 2 * 2 * n_cells * layers * per_head * (groups if isinstance(groups, int) else heads)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ModelLoadError(
+            f"{name} with {n_cells} cells needs {needed / 2**30:.0f} GiB for its cache, and this machine has "
+            f"{there / 2**30:.0f} GiB. Use a smaller n_ctx or n_cells."
+        )
+
+
+def _default_threads() -> int:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable if usable < 8 else usable // 2
+
+
+def _reason(line: str) -> str:
+    """A line of llama.cpp's log without the name of the function that wrote it."""
+    text = line.split(": ", 1)[1] if line.split(":", 1)[0].replace("_", "").isalnum() and ": " in line else line
+    return text.rstrip(".") + "."

@@ -1,0 +1,1 @@
+"""The magics: `%%chat` and its line commands."""

@@ -1,0 +1,170 @@
+"""Parsing a magic's line: options as in a shell, mistakes as one sentence, help on one screen."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shlex
+from typing import Any, NoReturn
+
+from llamanb.errors import InvalidArgumentError
+from llamanb.sampling import MAX_SEED
+
+__all__ = ["HelpRequest", "MagicParser", "chat_parser", "line_parser", "split_options"]
+
+CHAT_HELP = """\
+%%chat [options]          Ask the model; the rest of the cell is the prompt.
+%chat [options] TEXT      The same on one line.
+
+  The cells above are the conversation. Running a cell again replaces its answer.
+
+  -s, --session NAME      talk to another session; a new name makes one
+  -b, --branch NAME       answer on this branch
+      --fork NAME         answer on a new branch that starts here
+      --at REF            ... or there: a message id, an index, a branch's name
+  -m, --model PATH        let another model answer
+      --system TEXT       the system prompt, while the branch is empty
+  -t, --temperature T     0 is greedy; default 0.7
+      --top-p, --top-k, --min-p N, --seed N
+      --max-tokens N      the longest answer; default 512
+      --stop TEXT         end the answer before this text; may be repeated
+      --json-schema VAR   answer in JSON that fits this schema, a dict of yours
+  -f, --format FORMAT     md (default), text, json or code
+  -o, --out VAR           put the Reply into a variable
+      --no-stream         show the answer when it is whole
+      --raw               leave {braces} alone; else {name} is your variable
+
+  Example:   %%chat --fork shorter -t 0
+             Say it in one sentence."""
+
+
+class HelpRequest(Exception):  # noqa: N818  (asking for help is no error)
+    """The line asks for help."""
+
+
+class MagicParser(argparse.ArgumentParser):
+    """An argument parser that raises instead of ending the process."""
+
+    def __init__(self, name: str, help_text: str) -> None:
+        super().__init__(prog=name, add_help=False, allow_abbrev=False)
+        self.help_text = help_text
+        self.add_argument("-h", "--help", action="store_true")
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the mistake as one sentence."""
+        raise InvalidArgumentError(f"{self.prog}: {message}. Try {self.prog} --help.")
+
+    def parse_line(self, words: list[str]) -> argparse.Namespace:
+        """Parse words; asked for help, raise `HelpRequest` whatever else they say."""
+        if "-h" in words or "--help" in words:
+            raise HelpRequest
+        return self.parse_args(words)
+
+    @property
+    def valued(self) -> set[str]:
+        """The options that take a value."""
+        return {text for action in self._actions if action.nargs is None for text in action.option_strings}
+
+    @property
+    def flags(self) -> set[str]:
+        """The options that take none."""
+        return {text for action in self._actions if action.nargs == 0 for text in action.option_strings}
+
+
+def chat_parser(name: str) -> MagicParser:
+    """Return the parser of `%%chat` and `%chat`."""
+    parser = MagicParser(name, CHAT_HELP)
+    for flags in (("-s", "--session"), ("-b", "--branch"), ("--fork",), ("--at",), ("-m", "--model"), ("--system",)):
+        parser.add_argument(*flags)
+    parser.add_argument("-t", "--temperature", type=_number)
+    parser.add_argument("--max-tokens", type=_whole)
+    parser.add_argument("--seed", type=_seed)
+    parser.add_argument("--top-p", type=_number)
+    parser.add_argument("--top-k", type=_whole)
+    parser.add_argument("--min-p", type=_number)
+    parser.add_argument("--stop", action="append")
+    parser.add_argument("--json-schema")
+    parser.add_argument("-f", "--format", choices=("md", "text", "json", "code"), default=None)
+    parser.add_argument("-o", "--out")
+    parser.add_argument("--no-stream", action="store_true")
+    parser.add_argument("--raw", action="store_true")
+    return parser
+
+
+def line_parser(name: str, help_text: str, *positional: str, options: tuple[str, ...] = ()) -> MagicParser:
+    """Return the parser of a line magic that takes words and options, all of them text."""
+    parser = MagicParser(name, help_text)
+    parser.add_argument("-s", "--session")
+    for word in positional:
+        parser.add_argument(word.rstrip("?"), nargs="?" if word.endswith("?") else None)
+    for option in options:
+        parser.add_argument(option)
+    return parser
+
+
+def split_options(line: str, parser: MagicParser) -> tuple[list[str], str]:
+    """Split a line into its leading options and the text after them, which is returned as it was written.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A quote among the options is not closed.
+    """
+    words: list[str] = []
+    at = 0
+    while True:
+        rest = line[at:]
+        start = at + len(rest) - len(rest.lstrip())
+        if not line.startswith("-", start):
+            return words, line[start:]
+        word, end = _word(line, start, parser)
+        name = word.split("=", 1)[0]
+        if word == "--":
+            return words, line[end:].lstrip()
+        if name not in parser.valued and name not in parser.flags:
+            if word == "-" or word[1:2].isdigit():  # a dash or a negative number starts the text
+                return words, line[start:]
+            parser.error(f"there is no option {word}")
+        words.append(word)
+        at = end
+        if word in parser.valued:
+            if not line[at:].strip():
+                parser.error(f"{word} needs a value")
+            word, at = _word(line, at, parser)
+            words.append(word)
+
+
+def _word(line: str, start: int, parser: MagicParser) -> tuple[str, int]:
+    """Read one word by the rules of a POSIX shell; return it and the place after it."""
+    stream = io.StringIO(line[start:])
+    lexer = shlex.shlex(stream, posix=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    try:
+        word = lexer.get_token()
+    except ValueError:
+        parser.error("a quote is not closed")
+    return word or "", start + stream.tell()
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _seed(text: str) -> Any:
+    if text == "random":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number up to {MAX_SEED}, or random") from None

@@ -1,0 +1,1 @@
+"""History to and from JSON: the schema, saved sessions and notebooks."""

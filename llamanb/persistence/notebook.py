@@ -1,0 +1,173 @@
+"""The `llamanb` key of notebook metadata, and reading .ipynb files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from llamanb.errors import HistoryFormatError, InvalidArgumentError, SchemaVersionError
+from llamanb.history import CellEntry, Exchange, History
+from llamanb.messages import Message
+from llamanb.persistence.schema import Document, dump_history, load_history
+
+__all__ = [
+    "DAMAGED",
+    "KEY",
+    "exchange_metadata",
+    "fold_outputs",
+    "read_document",
+    "read_notebook",
+    "strip_outputs",
+    "write_document",
+]
+
+KEY = "llamanb"
+"""The key of notebook and output metadata."""
+
+DAMAGED = "llamanb_damaged"
+"""Where metadata that cannot be read is moved to; it is never overwritten."""
+
+_EMPTY = {"active": "main", "branches": [{"name": "main", "tip": None}], "cells": {}, "order": [], "messages": {}}
+
+
+def read_notebook(path: Path) -> nbformat.NotebookNode:
+    """Read an .ipynb file in the current format. Cells of older formats get ids made of their place and source.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There is no such file, or it is not a notebook.
+    """
+    try:
+        notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+        old = (notebook.nbformat, notebook.get("nbformat_minor", 0)) < (4, 5)
+        if old:
+            notebook = nbformat.convert(notebook, 4)
+    except FileNotFoundError:
+        raise InvalidArgumentError(f"There is no notebook {str(path)!r}.") from None
+    except OSError as error:
+        raise InvalidArgumentError(f"{str(path)!r} cannot be read: {error.strerror or error}.") from None
+    except Exception as error:  # nbformat raises whatever its readers do
+        raise InvalidArgumentError(f"{str(path)!r} is not a notebook: {error}.") from None
+    if old:
+        notebook.nbformat_minor = 5
+        for index, cell in enumerate(notebook.cells):
+            cell.id = hashlib.sha256(f"{index}:{cell.source}".encode()).hexdigest()[:8]
+    return notebook
+
+
+def read_document(metadata: MutableMapping[str, Any]) -> Document:
+    """Read the history of a notebook's metadata; damaged metadata is set aside under `DAMAGED`, never lost.
+
+    Raises
+    ------
+    SchemaVersionError
+        It was written by a newer llamanb; it is left as it is.
+    HistoryFormatError
+        It is damaged and now stands under `DAMAGED`; the error names the place.
+    """
+    if KEY not in metadata:
+        return Document()
+    try:
+        return Document.from_dict(metadata[KEY])
+    except SchemaVersionError:
+        raise
+    except HistoryFormatError:
+        name, number = DAMAGED, 2
+        while name in metadata:
+            name, number = f"{DAMAGED}_{number}", number + 1
+        metadata[name] = metadata.pop(KEY)
+        raise
+
+
+def write_document(metadata: MutableMapping[str, Any], document: Document) -> None:
+    """Put a history into a notebook's metadata.
+
+    Raises
+    ------
+    SchemaVersionError
+        What is there was written by a newer llamanb, and is left as it is.
+    """
+    there = metadata.get(KEY)
+    version = there.get("schema") if isinstance(there, dict) else None
+    if isinstance(version, int) and version > Document().to_dict()["schema"]:
+        Document.from_dict(there)  # raises, with its sentence
+    metadata[KEY] = document.to_dict()
+
+
+def exchange_metadata(session: str, history: History, exchange: Exchange) -> dict[str, Any]:
+    """Return what a chat output carries in its metadata: its exchange, and what no other output carries before it.
+
+    That is the system prompt, and messages that were added without being answered.
+    """
+    messages = list(exchange.messages)
+    for message in history.ancestors(messages[0].parent):
+        if message.role == "assistant":
+            break
+        messages.insert(0, message)
+    return {
+        KEY: {
+            "session": session,
+            "branch": exchange.branch,
+            "first": exchange.messages[0].id,
+            "messages": [{"id": message.id, **message.to_dict()} for message in messages],
+        }
+    }
+
+
+def fold_outputs(notebook: nbformat.NotebookNode, document: Document) -> None:
+    """Fold in what chat outputs carry: messages that the document lacks, and the entries of their cells.
+
+    Where an output's exchange differs from its cell's entry, the output wins: it is what the notebook shows. An output
+    that cannot be read is passed over.
+    """
+    for cell in notebook.cells:
+        made: dict[str, list[CellEntry]] = {}
+        for output in cell.get("outputs", ()):
+            carried = (output.get("metadata") or {}).get(KEY)
+            if carried is not None:
+                try:
+                    _fold(document, carried, made)
+                except (HistoryFormatError, KeyError, TypeError, AttributeError):
+                    continue
+        for name, entries in made.items():
+            history = load_history(document.sessions[name])
+            history.cells[cell.id] = entries
+            document.sessions[name] = dump_history(history)
+
+
+def _fold(document: Document, carried: Any, made: dict[str, list[CellEntry]]) -> None:
+    name, branch = str(carried["session"]), str(carried["branch"])
+    history = load_history(document.sessions.get(name, _EMPTY))
+    ids = []
+    for stored in carried["messages"]:
+        id = str(stored["id"])
+        ids.append(id)
+        if id not in history.messages:
+            if stored.get("parent") is not None and stored["parent"] not in history.messages:
+                raise HistoryFormatError("$.parent", "the message before it is not there")
+            history.messages[id] = Message.from_dict(id, {k: v for k, v in stored.items() if k != "id"})
+    if not ids:
+        return
+    first, last = history.messages[carried["first"]], history.messages[ids[-1]]
+    if branch not in history.branches:
+        history.fork(branch, first.parent)
+    if history.on_path(history.tip(branch), last.id):
+        history.set_tip(branch, last.id)
+    document.sessions[name] = dump_history(history)
+    entries = made.setdefault(name, [])
+    if entries and entries[-1].branch == branch and entries[-1].last == first.parent:
+        entries[-1] = CellEntry(branch, entries[-1].first, last.id)
+    else:
+        entries.append(CellEntry(branch, first.id, last.id))
+
+
+def strip_outputs(notebook: nbformat.NotebookNode) -> None:
+    """Remove from outputs what they carry, where the notebook's own metadata holds it."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            (output.get("metadata") or {}).pop(KEY, None)

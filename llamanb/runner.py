@@ -1,0 +1,194 @@
+"""Execute a notebook without a browser and fold its conversations into its metadata."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+from llamanb.errors import InvalidArgumentError, LlamanbError
+from llamanb.persistence.notebook import (
+    DAMAGED,
+    KEY,
+    fold_outputs,
+    read_notebook,
+    strip_outputs,
+    write_document,
+)
+from llamanb.persistence.schema import Document, load_history
+from llamanb.rendering import tree_text
+
+__all__ = ["RunFailedError", "run"]
+
+_EXPORT = "__import__('sys').modules['llamanb.runtime'].get_runtime().export()"
+"""What the runner asks the kernel; it fails where the notebook has not loaded the extension, which is no fault."""
+
+
+class RunFailedError(LlamanbError):
+    """A cell failed; what was executed until then has been written."""
+
+
+class _Client(NotebookClient):  # type: ignore[misc]
+    """A client that asks the kernel for its sessions after every cell."""
+
+    def __init__(self, notebook: nbformat.NotebookNode, report: Report, **options: Any) -> None:
+        super().__init__(notebook, **options)
+        self.report = report
+        self.sessions: dict[str, Any] | None = None
+
+    async def async_execute_cell(self, cell: Any, cell_index: int, *arguments: Any, **options: Any) -> Any:
+        if cell.cell_type != "code" or not cell.source.strip():
+            return cell
+        self.report.cell_starts(cell)
+        try:
+            return await super().async_execute_cell(cell, cell_index, *arguments, **options)
+        finally:
+            if await self._alive():
+                await self._ask_for_sessions()
+            self.report.cell_ends(cell)
+
+    async def _alive(self) -> bool:
+        return self.km is not None and bool(await _awaited(self.km.is_alive()))
+
+    async def _ask_for_sessions(self) -> None:
+        reply = await _awaited(
+            self.kc.execute(
+                "",
+                silent=True,
+                store_history=False,
+                user_expressions={KEY: _EXPORT},
+                allow_stdin=False,
+                reply=True,
+                timeout=self.timeout or 60,
+            )
+        )
+        answer = reply["content"].get("user_expressions", {}).get(KEY, {})
+        if answer.get("status") == "ok":
+            self.sessions = json.loads(ast.literal_eval(answer["data"]["text/plain"]))
+
+
+class Report:
+    """Prints how far a run is, and what was said."""
+
+    def __init__(self, n_cells: int, write: Callable[[str], Any]) -> None:
+        self._n_cells = n_cells
+        self._n_done = 0
+        self._started = 0.0
+        self._write = write
+
+    def cell_starts(self, cell: Any) -> None:
+        """Say which cell runs now."""
+        self._n_done += 1
+        self._started = time.monotonic()
+        first, *rest = cell.source.strip().split("\n")
+        more = "" if not rest else " …"
+        self._write(f"[{self._n_done}/{self._n_cells}] {first}{'' if first.startswith('%%') else more}\n")
+        if first.startswith("%%"):
+            self._indented("\n".join(rest), "  > ")
+
+    def cell_ends(self, cell: Any) -> None:
+        """Print what the cell showed and how long it took."""
+        for output in cell.get("outputs", ()):
+            if output.output_type == "stream":
+                self._indented(output.text, "    ")
+            elif output.output_type == "error":
+                self._indented(f"{output.ename}: {output.evalue}", "  ! ")
+            else:
+                self._indented(str(output.get("data", {}).get("text/plain", "")), "    ")
+        self._write(f"    ({time.monotonic() - self._started:.1f} s)\n\n")
+
+    def _indented(self, text: str, margin: str) -> None:
+        for line in text.rstrip("\n").split("\n"):
+            self._write(f"{margin}{line}".rstrip() + "\n")
+
+
+def run(
+    source: Path, target: Path, *, timeout: float | None = 600.0, write: Callable[[str], Any] = sys.stdout.write
+) -> Document:
+    """Execute a notebook from an empty tree and write it, with its conversations in `metadata.llamanb`.
+
+    Running it twice gives the same bytes, and so does running its output: no times, no widget states and no counters
+    are written.
+
+    Parameters
+    ----------
+    source, target
+        The .ipynb files to read and to write; they may be the same.
+    timeout
+        The most seconds that one cell may take; ``None`` for no limit.
+    write
+        Takes the text of the progress report.
+
+    Raises
+    ------
+    RunFailedError
+        A cell failed or the kernel died; what was executed until then has been written.
+    InvalidArgumentError
+        The source is no notebook, or the target cannot be written.
+    """
+    notebook = read_notebook(source)
+    for key in [key for key in notebook.metadata if key == KEY or key.startswith(DAMAGED)]:
+        del notebook.metadata[key]
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    n_cells = sum(cell.cell_type == "code" and bool(cell.source.strip()) for cell in notebook.cells)
+    client = _Client(
+        notebook,
+        Report(n_cells, write),
+        timeout=timeout,
+        record_timing=False,
+        store_widget_state=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(source.resolve().parent)}},
+        kernel_name=notebook.metadata.get("kernelspec", {}).get("name", "python3"),
+    )
+    failure: str | None = None
+    try:
+        client.execute()
+    except CellExecutionError as error:
+        failure = f"A cell failed: {error.ename}: {error.evalue}"
+    except CellTimeoutError:
+        failure = f"A cell took longer than {timeout:g} seconds; give it more with --timeout."
+    except DeadKernelError:
+        failure = "The kernel died."
+    document = Document(client.sessions) if client.sessions is not None else Document()
+    fold_outputs(notebook, document)
+    strip_outputs(notebook)
+    if document.sessions:
+        write_document(notebook.metadata, document)
+    _write_notebook(notebook, target)
+    if failure is not None:
+        raise RunFailedError(f"{failure} What was executed is in {target}.")
+    return document
+
+
+def describe(document: Document) -> str:
+    """Return the branch trees of a document as text."""
+    trees = []
+    for name, session in document.sessions.items():
+        tree = tree_text(load_history(session))
+        trees.append(f"The conversation {name!r}:\n\n{tree}" if len(document.sessions) > 1 else tree)
+    return "\n\n".join(trees)
+
+
+def _write_notebook(notebook: nbformat.NotebookNode, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.partial")
+        nbformat.write(notebook, partial)
+        partial.replace(target)
+    except OSError as error:
+        raise InvalidArgumentError(f"{str(target)!r} cannot be written: {error.strerror or error}.") from None
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if hasattr(value, "__await__") else value

@@ -1,0 +1,599 @@
+"""ChatSession and Branch: a history, an engine and the answers that come of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llamanb.engine.base import Engine, GenerationRequest, GenerationResult
+from llamanb.errors import (
+    BranchError,
+    DecodeError,
+    InvalidArgumentError,
+    LlamanbError,
+    SessionBusyError,
+    SessionClosedError,
+)
+from llamanb.history import History, Reference
+from llamanb.messages import Chunk, Content, FinishReason, Message, ToolCall, Usage
+from llamanb.persistence.schema import dump_history, load_history
+from llamanb.rendering import answer_markdown
+from llamanb.sampling import MAX_SEED, SamplingParams, derive_seed
+
+__all__ = ["Branch", "ChatSession", "Reply", "ReplyStream"]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer.
+
+    Parameters
+    ----------
+    text
+        What the model said.
+    messages
+        The whole exchange, the user's message first; empty where nothing was kept.
+    finish_reason
+        Why it ended.
+    usage
+        What it cost: ``n_cached + n_prefilled == n_prompt``.
+    branch
+        The branch that it is on.
+    reasoning
+        What the model thought before it answered, if it shows that.
+    tool_calls
+        The calls that it made.
+    """
+
+    text: str
+    messages: tuple[Message, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    branch: str
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def json(self) -> Any:
+        """Return the answer read as JSON.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is not JSON; the message says so where the answer was cut off.
+        """
+        try:
+            return json.loads(self.text)
+        except ValueError as error:
+            cut = " It was cut off: raise max_tokens." if self.finish_reason is FinishReason.LENGTH else ""
+            raise InvalidArgumentError(f"The answer is not valid JSON: {error}.{cut}") from None
+
+    def __repr__(self) -> str:
+        return f"Reply({self.text!r}, finish_reason={self.finish_reason.value!r})"
+
+    def _repr_markdown_(self) -> str:
+        return answer_markdown(self.text)
+
+
+class ReplyStream(Iterator[Chunk]):
+    """An answer as it is written. Iterate over it for its chunks; then `reply` is the whole.
+
+    What was said is put into the tree when the answer ends, is cancelled or fails; before that the tree is as it was.
+    Closing it, or dropping it unread, cancels the answer and keeps what there is of it.
+    """
+
+    def __init__(
+        self, session: ChatSession, branch: str, path: list[Message], sampling: SamplingParams, engine: Engine
+    ):
+        self._session = session
+        self._branch = branch
+        self._path = path
+        self._engine = engine
+        self._sampling = sampling
+        self._reply: Reply | None = None
+        self._error: Exception | None = None
+        self._ending = threading.RLock()
+        tokens = engine.encode(path)
+        self._generation = engine.submit(GenerationRequest(tuple(path), tokens, sampling))
+        self._chunks = iter(self._generation)
+
+    def __next__(self) -> Chunk:
+        try:
+            return next(self._chunks)
+        except StopIteration:
+            self._end()
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error from None
+            raise
+
+    def cancel(self) -> None:
+        """Ask the answer to stop at once; may be called from any thread. Iteration then comes to its end."""
+        self._generation.cancel()
+
+    def close(self) -> None:
+        """Cancel the answer if it is still being written, and keep what there is of it."""
+        if self._reply is None:
+            self.cancel()
+            self._end()
+
+    @property
+    def reply(self) -> Reply:
+        """The whole answer; waits for it, passing over chunks that were not read.
+
+        Raises
+        ------
+        LlamanbError
+            The generation failed.
+        """
+        for _ in self:
+            pass
+        assert self._reply is not None
+        return self._reply
+
+    def _end(self) -> None:
+        with self._ending:
+            if self._reply is not None:
+                return
+            result = self._generation.result()
+            self._error = _known(result.error)
+            self._reply = self._session._commit(self._branch, self._path, self._sampling, self._engine, result)
+
+    def __enter__(self) -> ReplyStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_generation", None) is not None:
+            self.close()
+
+
+class _Conversation:
+    """What a session and a branch have in common: a session's methods act on its active branch."""
+
+    def _place(self) -> tuple[ChatSession, str]:
+        raise AssertionError("every conversation says where it is")
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    def send(self, prompt: Content, **options: Any) -> Reply:
+        """Say something and wait for the answer.
+
+        Parameters
+        ----------
+        prompt
+            The user's message.
+        **options
+            Any field of `SamplingParams`, for this answer alone; `engine`, to let another model give it.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The prompt is empty or an option is out of its range.
+        ContextWindowExceededError
+            The prompt does not fit; nothing was decoded and the tree is as it was.
+        SessionBusyError
+            The branch is already answering.
+        """
+        return _finished(self.stream(prompt, **options))
+
+    def stream(self, prompt: Content, **options: Any) -> ReplyStream:
+        """Say something and return the answer as an iterator of chunks; see `send`."""
+        session, branch = self._place()
+        return session._ask(branch, prompt, options)
+
+    async def asend(self, prompt: Content, **options: Any) -> Reply:
+        """Say something and await the answer; see `send`. Cancelling the task cancels the answer."""
+        stream = self.stream(prompt, **options)
+        async for _ in _in_thread(stream):
+            pass
+        return stream.reply
+
+    async def astream(self, prompt: Content, **options: Any) -> AsyncIterator[Chunk]:
+        """Say something and return the answer as an asynchronous iterator of chunks; see `send`."""
+        async for chunk in _in_thread(self.stream(prompt, **options)):
+            yield chunk
+
+    def regenerate(self, **options: Any) -> Reply:
+        """Answer the last user message again; the new answer is a sibling of the old one, which stays in the tree.
+
+        The seed counts up from that of the first answer. Greedy sampling gives the same answer again.
+
+        Raises
+        ------
+        BranchError
+            The branch has no user message.
+        """
+        session, branch = self._place()
+        return _finished(session._answer_again(branch, options))
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @property
+    def messages(self) -> list[Message]:
+        """The path, root first."""
+        session, branch = self._place()
+        with session._lock:
+            return session.history.branch_path(branch)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that the path takes in the context window."""
+        session, _ = self._place()
+        return len(session.engine.encode(self.messages, add_generation_prompt=False))
+
+    def render_preface(self) -> str:
+        """Return the path as the model reads it, without the start of an answer."""
+        session, _ = self._place()
+        return session.engine.render(self.messages, add_generation_prompt=False)
+
+    # -- changing -----------------------------------------------------------------------------------------------
+
+    def fork(self, name: str, at: Reference | None = None, *, system: str | None = None) -> Branch:
+        """Make a branch that starts at a message. It costs nothing: branches share what is before it.
+
+        Parameters
+        ----------
+        name
+            The new branch's name.
+        at
+            A message's id, an index into this path (negative ones count from the end), or a branch's name; by default
+            the tip.
+        system
+            Another system prompt: the path is copied below it, with new ids, and the originals stay.
+        """
+        session, branch = self._place()
+        with session._lock:
+            session._require_open()
+            return session._fork(branch, name, at, system)
+
+    def rewind(self, n: int = 1) -> None:
+        """Take the last `n` exchanges off the branch; the messages stay in the tree."""
+        session, branch = self._place()
+        with session._changing(branch) as history:
+            history.rewind(branch, n)
+
+    def edit(self, message_id: str, content: Content) -> Message:
+        """Write a message of this branch anew; the branch ends there, and the original stays in the tree.
+
+        To have an edited user message answered, `regenerate`.
+        """
+        session, branch = self._place()
+        with session._changing(branch) as history:
+            id = history.resolve(message_id, branch)
+            if id is None:
+                raise BranchError(f"Branch {branch!r} has no messages to edit.")
+            return history.edit(branch, id, content)
+
+    def add_message(self, role: str, content: Content, **fields: Any) -> Message:
+        """Add a message without asking for an answer. A system message can only be the first one."""
+        session, branch = self._place()
+        with session._changing(branch) as history:
+            if role == "system":
+                if not isinstance(content, str):
+                    raise TypeError("The system prompt is text.")
+                history.set_system(branch, content)
+                return history.branch_path(branch)[0]
+            return history.append(branch, role, content, **fields)
+
+
+class Branch(_Conversation):
+    """A name for a tip of a session's tree; it has the methods of a session."""
+
+    def __init__(self, session: ChatSession, name: str) -> None:
+        self.session = session
+        self.name = name
+
+    def _place(self) -> tuple[ChatSession, str]:
+        return self.session, self.name
+
+    @property
+    def tip(self) -> str | None:
+        """The id of the last message; ``None`` while the branch is empty."""
+        return self.session.history.tip(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Branch) and (self.session, self.name) == (other.session, other.name)
+
+    def __hash__(self) -> int:
+        return hash((id(self.session), self.name))
+
+    def __repr__(self) -> str:
+        return f"<Branch {self.name!r}>"
+
+
+class ChatSession(_Conversation):
+    """One tree of messages with the engine that answers.
+
+    Parameters
+    ----------
+    engine
+        Who answers. The session does not close it.
+    system
+        The system prompt.
+    sampling
+        How answers are sampled where a call does not say otherwise.
+    """
+
+    def __init__(self, engine: Engine, system: str | None = None, sampling: SamplingParams | None = None) -> None:
+        self.engine = engine
+        self.sampling = sampling if sampling is not None else SamplingParams()
+        self.history = History()
+        self._system = system
+        self._lock = threading.RLock()
+        self._busy: set[str] = set()
+        self._closed = False
+        if system is not None:
+            self.history.set_system(self.history.active, system)
+
+    def _place(self) -> tuple[ChatSession, str]:
+        return self, self.history.active
+
+    # -- branches -----------------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> Branch:
+        """The branch that the session's own methods act on."""
+        return Branch(self, self.history.active)
+
+    @property
+    def branches(self) -> Mapping[str, Branch]:
+        """The branches by name, in the order in which they were made."""
+        return _Branches(self)
+
+    def branch(self, name: str) -> Branch:
+        """Return a branch; `BranchError` where there is none of that name."""
+        return Branch(self, self.history.branch(name).name)
+
+    def switch(self, name: str) -> Branch:
+        """Make a branch the active one."""
+        with self._lock:
+            self._require_open()
+            self.history.switch(name)
+            return self.active
+
+    def adopt(self, name: str) -> None:
+        """Give the active branch the tip of another one."""
+        with self._changing(self.history.active) as history:
+            history.adopt(history.active, name)
+
+    def prune(self) -> int:
+        """Remove the messages that no branch leads to, for good; return how many there were."""
+        with self._lock:
+            self._require_open()
+            if self._busy:
+                raise SessionBusyError("A branch is answering; prune when it has ended.")
+            return self.history.prune()
+
+    # -- the system prompt --------------------------------------------------------------------------------------
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt. It can be set while the active branch has no other message."""
+        return self._system
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        self.set_system(self.history.active, text)
+
+    def set_system(self, branch: str, text: str | None) -> None:
+        """Set the system prompt of the session and of a branch that has no other message."""
+        with self._changing(branch) as history:
+            history.set_system(branch, text)
+            self._system = text
+
+    # -- storing ------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the session as JSON values: the form that a notebook stores."""
+        with self._lock:
+            return {
+                **dump_history(self.history),
+                "system": self._system,
+                "model": {"name": self.engine.name, "fingerprint": self.engine.fingerprint},
+                "sampling": self.sampling.to_dict(),
+            }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], engine: Engine) -> ChatSession:
+        """Make a session of what `to_dict` returned, with its system prompt and sampling.
+
+        Raises
+        ------
+        HistoryFormatError
+            The data does not have that form; the error names the place.
+        """
+        history = load_history(data)
+        stored = dict(history.extra)
+        system, sampling = stored.pop("system", None), stored.pop("sampling", None)
+        stored.pop("model", None)
+        session = cls(engine, sampling=None if sampling is None else SamplingParams.from_dict(sampling))
+        history.extra = stored
+        session.history = history
+        session._system = system
+        return session
+
+    # -- ending -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the session; the engine stays open."""
+        self._closed = True
+
+    def __enter__(self) -> ChatSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ChatSession, {len(self.history.messages)} messages, active branch {self.history.active!r}>"
+
+    # -- how answers come about ---------------------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SessionClosedError("The session is closed; make a new one.")
+
+    def _require_idle(self, branch: str) -> None:
+        if branch in self._busy:
+            raise SessionBusyError(f"Branch {branch!r} is answering; wait for it, or fork and ask there.")
+
+    def _changing(self, branch: str) -> _Changing:
+        return _Changing(self, branch)
+
+    def _fork(self, branch: str, name: str, at: Reference | None, system: str | None) -> Branch:
+        history = self.history
+        point = history.tip(branch) if at is None else history.resolve(at, branch)
+        origin = at if isinstance(at, str) and at in history.branches else history.branch_with(point, branch)
+        if system is not None:
+            point = history.copy_below(system, history.path(point))
+        history.fork(name, point, from_branch=None if system is not None else origin)
+        return Branch(self, name)
+
+    def _ask(self, branch: str, prompt: Content, options: dict[str, Any]) -> ReplyStream:
+        if isinstance(prompt, str) and not prompt.strip():
+            raise InvalidArgumentError("The prompt is empty; write what the model should answer.")
+        with self._lock:
+            path = self.history.branch_path(branch)
+            message = Message.create("user", prompt, parent=path[-1].id if path else None)
+            return self._start(branch, [*path, message], 0, options)
+
+    def _answer_again(self, branch: str, options: dict[str, Any]) -> ReplyStream:
+        with self._lock:
+            path = self.history.branch_path(branch)
+            while path and path[-1].role != "user":
+                path.pop()
+            if not path:
+                raise BranchError(f"Branch {branch!r} has no user message to answer.")
+            n_answers = sum(message.role == "assistant" for message in self.history.children(path[-1].id))
+            return self._start(branch, path, n_answers, options)
+
+    def _start(self, branch: str, path: list[Message], count: int, options: dict[str, Any]) -> ReplyStream:
+        """Start an answer to a path; `count` says how far its seed counts up."""
+        self._require_open()
+        self._require_idle(branch)
+        engine: Engine = options.pop("engine", None) or self.engine
+        sampling = self.sampling.replace(**options)
+        if sampling.seed == "random" and not sampling.greedy:
+            sampling = sampling.replace(seed=secrets.randbelow(MAX_SEED + 1))
+        sampling = derive_seed(sampling, path[-1].id, count)
+        self._busy.add(branch)
+        try:
+            return ReplyStream(self, branch, path, sampling, engine)
+        except BaseException:
+            self._busy.discard(branch)
+            raise
+
+    def _commit(
+        self, branch: str, path: list[Message], sampling: SamplingParams, engine: Engine, result: GenerationResult
+    ) -> Reply:
+        """Put an answer into the tree; one that was cancelled or failed before its first word is not."""
+        ended_early = result.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR)
+        empty = not (result.text or result.reasoning or result.tool_calls)
+        exchange: tuple[Message, ...] = ()
+        with self._lock:
+            self._busy.discard(branch)
+            if not (ended_early and empty):
+                exchange = self._store(branch, path, sampling, engine, result)
+        return Reply(
+            result.text,
+            exchange,
+            result.finish_reason,
+            result.usage,
+            branch,
+            result.reasoning,
+            result.tool_calls,
+        )
+
+    def _store(
+        self, branch: str, path: list[Message], sampling: SamplingParams, engine: Engine, result: GenerationResult
+    ) -> tuple[Message, ...]:
+        asked = self.history.add(path[-1])
+        answer = self.history.add(
+            Message.create(
+                "assistant",
+                result.text,
+                parent=asked.id,
+                reasoning=result.reasoning,
+                tool_calls=result.tool_calls,
+                finish_reason=result.finish_reason,
+                model=engine.fingerprint,
+                sampling=sampling.acting(),
+            )
+        )
+        self.history.set_tip(branch, answer.id)
+        return asked, answer
+
+
+class _Changing:
+    """Holds the session's lock while a command changes a branch that must not be answering."""
+
+    def __init__(self, session: ChatSession, branch: str) -> None:
+        self._session = session
+        self._branch = branch
+
+    def __enter__(self) -> History:
+        self._session._lock.acquire()
+        try:
+            self._session._require_open()
+            self._session._require_idle(self._branch)
+        except BaseException:
+            self._session._lock.release()
+            raise
+        return self._session.history
+
+    def __exit__(self, *_: object) -> None:
+        self._session._lock.release()
+
+
+class _Branches(Mapping[str, Branch]):
+    """A session's branches, as they are at the time of looking."""
+
+    def __init__(self, session: ChatSession) -> None:
+        self._session = session
+
+    def __getitem__(self, name: str) -> Branch:
+        try:
+            return self._session.branch(name)
+        except BranchError as error:
+            raise KeyError(str(error)) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._session.history.branches))
+
+    def __len__(self) -> int:
+        return len(self._session.history.branches)
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(map(repr, self))}}}"
+
+
+def _finished(stream: ReplyStream) -> Reply:
+    """Wait for an answer; an interrupt cancels it and keeps what there is of it."""
+    with stream:
+        return stream.reply
+
+
+async def _in_thread(stream: ReplyStream) -> AsyncIterator[Chunk]:
+    """Read a stream without blocking the event loop."""
+    try:
+        while (chunk := await asyncio.to_thread(next, stream, None)) is not None:
+            yield chunk
+    finally:
+        stream.cancel()  # wakes a thread that still waits for a chunk
+        await asyncio.shield(asyncio.to_thread(stream.close))
+
+
+def _known(error: Exception | None) -> Exception | None:
+    """Let no error of another kind out of a session."""
+    if error is None or isinstance(error, LlamanbError):
+        return error
+    known = DecodeError(f"The engine failed: {type(error).__name__}: {error}")
+    known.__cause__ = error
+    return known

@@ -1,0 +1,1 @@
+"""Widgets: views on a session, and the bridge to the open document."""

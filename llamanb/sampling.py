@@ -119,6 +119,8 @@ class SamplingParams:
     def _check_constraint(self) -> None:
         if self.grammar is not None and not isinstance(self.grammar, str):
             raise TypeError(f"grammar must be a string in GBNF, not {type(self.grammar).__name__}.")
+        if self.grammar is not None and not self.grammar.strip():
+            raise InvalidArgumentError("The grammar is empty; it needs a rule 'root'.")
         if self.json_schema is None:
             return
         if self.grammar is not None:
@@ -177,11 +179,22 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> SamplingParams:
-        """Read what `to_dict` wrote; fields that this version does not know are passed over."""
+        """Read what `to_dict` wrote; fields that this version does not know are passed over.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A value is out of its range.
+        TypeError
+            A value has the wrong type.
+        """
         known = {f.name for f in fields(cls)}
         values = {name: value for name, value in stored.items() if name in known}
-        if "logit_bias" in values:
-            values["logit_bias"] = {int(k): float(v) for k, v in values["logit_bias"].items()}
+        if isinstance(values.get("logit_bias"), Mapping):
+            try:
+                values["logit_bias"] = {int(k): float(v) for k, v in values["logit_bias"].items()}
+            except ValueError as error:
+                raise InvalidArgumentError(f"logit_bias cannot be read: {error}.") from None
         return cls(**values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import secrets
 import threading
@@ -227,6 +228,11 @@ class _Conversation:
         """Tokens that the path takes in the context window."""
         session, _ = self._place()
         return len(session.engine.encode(self.messages, add_generation_prompt=False))
+
+    def count_tokens(self, text: str) -> int:
+        """Return how many tokens a text takes by itself."""
+        session, _ = self._place()
+        return len(session.engine.tokenize(text))
 
     def render_preface(self) -> str:
         """Return the path as the model reads it, without the start of an answer."""
@@ -462,7 +468,7 @@ class ChatSession(_Conversation):
         with self._lock:
             path = self.history.branch_path(branch)
             message = Message.create("user", prompt, parent=path[-1].id if path else None)
-            return self._start(branch, [*path, message], 0, options)
+            return self._start(branch, [*path, message], set(), options)
 
     def _answer_again(self, branch: str, options: dict[str, Any]) -> ReplyStream:
         with self._lock:
@@ -471,17 +477,19 @@ class ChatSession(_Conversation):
                 path.pop()
             if not path:
                 raise BranchError(f"Branch {branch!r} has no user message to answer.")
-            n_answers = sum(message.role == "assistant" for message in self.history.children(path[-1].id))
-            return self._start(branch, path, n_answers, options)
+            answers = self.history.children(path[-1].id)
+            seeds = {dict(answer.sampling or {}).get("seed") for answer in answers}
+            return self._start(branch, path, seeds, options)
 
-    def _start(self, branch: str, path: list[Message], count: int, options: dict[str, Any]) -> ReplyStream:
-        """Start an answer to a path; `count` says how far its seed counts up."""
+    def _start(self, branch: str, path: list[Message], seeds: set[Any], options: dict[str, Any]) -> ReplyStream:
+        """Start an answer to a path; its seed counts up past `seeds`, which gave the answers that are there."""
         self._require_open()
         self._require_idle(branch)
         engine: Engine = options.pop("engine", None) or self.engine
         sampling = self.sampling.replace(**options)
         if sampling.seed == "random" and not sampling.greedy:
             sampling = sampling.replace(seed=secrets.randbelow(MAX_SEED + 1))
+        count = next(n for n in itertools.count() if derive_seed(sampling, path[-1].id, n).seed not in seeds - {None})
         sampling = derive_seed(sampling, path[-1].id, count)
         self._busy.add(branch)
         try:

@@ -9,9 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["CacheBook", "Drop", "Park", "Placement", "Restore", "Share", "Step", "Trim", "common_prefix"]
+__all__ = [
+    "CacheBook",
+    "Compact",
+    "Drop",
+    "Park",
+    "Part",
+    "Placement",
+    "Restore",
+    "Share",
+    "Step",
+    "Trim",
+    "common_prefix",
+]
 
 _BLOCK = 64
+_MANY_GAPS = 1024
 
 
 @dataclass(frozen=True)
@@ -55,7 +68,24 @@ class Trim:
     n: int
 
 
-Step = Park | Drop | Share | Restore | Trim
+@dataclass(frozen=True)
+class Part:
+    """A sequence in a `Compact`: `n_shared` cells that are those of `donor`, and then `n_own` cells of its own."""
+
+    seq_id: int
+    donor: int | None
+    n_shared: int
+    n_own: int
+
+
+@dataclass(frozen=True)
+class Compact:
+    """Write the cache anew without gaps: copy out what each sequence owns, clear all, put it back in this order."""
+
+    parts: tuple[Part, ...]
+
+
+Step = Park | Drop | Share | Restore | Trim | Compact
 
 
 @dataclass(frozen=True)
@@ -95,21 +125,32 @@ class CacheBook:
     can_cut
         Whether a sequence can lose or share a part of its tokens. Recurrent models cannot: there, a sequence is
         continued from its end or not at all.
+    ordered
+        Whether cells must lie in the order of their tokens, whatever was removed between. Then removed cells stay taken
+        until the cache is written anew, so that new tokens always come behind all others.
     max_parked_bytes
         How much host memory parked sequences may take; beyond it the longest unused are forgotten.
     """
 
     def __init__(
-        self, n_seq_max: int, n_cells: int, *, can_cut: bool = True, max_parked_bytes: int = 2 * 1024**3
+        self,
+        n_seq_max: int,
+        n_cells: int,
+        *,
+        can_cut: bool = True,
+        ordered: bool = False,
+        max_parked_bytes: int = 2 * 1024**3,
     ) -> None:
         self.n_seq_max = n_seq_max
         self.n_cells = n_cells
         self.can_cut = can_cut
+        self.ordered = ordered
         self.max_parked_bytes = max_parked_bytes
         self._sequences: dict[int, _Sequence] = {}
         self._parked: dict[int, _Parked] = {}
         self._references: dict[int, int] = {}
         self._next_cell = 0
+        self._n_taken = 0
         self._next_key = 0
         self._clock = 0
 
@@ -172,11 +213,12 @@ class CacheBook:
             ``None`` where there is no room until a running request ends; nothing has changed then.
         """
         self._clock += 1
-        match = self._best_match(list(prompt))
-        n_cached, source, key = match
-        in_place = source is not None and self._may_continue(source, n_cached)
-        victims = self._victims(n_cached, source, key, in_place, len(prompt) + n_new)
-        if victims is None:
+        for n_cached, source, key in self._best_matches(list(prompt)):
+            in_place = source is not None and self._may_continue(source, n_cached)
+            victims = self._victims(n_cached, source, key, in_place, len(prompt) + n_new)
+            if victims is not None:
+                break
+        else:
             return None
         steps: list[Step] = []
         if source in victims:  # no room for a second copy: what comes after the shared part is parked, then cut off
@@ -186,7 +228,13 @@ class CacheBook:
         for victim in victims:
             steps += self._evict(victim)
         seq_id = source if in_place and source is not None else self._free_id()
-        steps += self._fill(seq_id, n_cached, source, key)
+        if in_place:
+            steps += self._fill(seq_id, n_cached, source, key)
+        n_arriving = len(self._parked[key].tokens) if key is not None else n_cached
+        steps += self._compact_for(len(prompt) + n_new - n_cached + (n_arriving if key is not None else 0))
+        if not in_place:
+            steps += self._fill(seq_id, n_cached, source, key)
+            steps += self._compact_for(len(prompt) + n_new - n_cached)  # what was restored and trimmed left a gap
         sequence = self._sequences[seq_id]
         sequence.busy = True
         sequence.used_at = self._clock
@@ -205,6 +253,7 @@ class CacheBook:
             keep = len(parked.tokens) > n_cached
             parked.used_at = self._clock
             self._append(target, parked.tokens[:n_cached])
+            self._n_taken += len(parked.tokens) - n_cached
             if not keep:
                 del self._parked[key]
             steps: list[Step] = [Restore(key, seq_id, keep)]
@@ -232,18 +281,19 @@ class CacheBook:
                 found.append((n, None, key))
         return found
 
-    def _best_match(self, prompt: list[int]) -> tuple[int, int | None, int | None]:
-        """The longest match; of equals one that ends there and can go on in place, then one that is in the cache."""
-        best: tuple[int, int | None, int | None] = (0, None, None)
-        best_rank: tuple[int, bool, bool] = (0, False, False)
-        for n, source, key in self._matches(prompt):
-            usable = min(n, len(prompt) - 1)
-            if usable == 0 or (usable < n and not self.can_cut):
-                continue
-            rank = (usable, source is not None and self._may_continue(source, usable), source is not None)
-            if rank > best_rank:
-                best, best_rank = (usable, source, key), rank
-        return best
+    def _best_matches(self, prompt: list[int]) -> list[tuple[int, int | None, int | None]]:
+        """The longest matches: first those that end there and can go on in place, then those that are in the cache."""
+        usable = [(min(n, len(prompt) - 1), n, source, key) for n, source, key in self._matches(prompt)]
+        longest = max((use for use, n, _, _ in usable if self.can_cut or use == n), default=0)
+        if longest == 0:
+            return [(0, None, None)]
+        equals = [(use, source, key) for use, n, source, key in usable if use == longest and (self.can_cut or use == n)]
+        return sorted(equals, key=lambda match: self._rank(match[1], longest))
+
+    def _rank(self, source: int | None, n: int) -> int:
+        if source is None:
+            return 2
+        return 0 if self._may_continue(source, n) else 1
 
     def _may_continue(self, seq_id: int, n: int) -> bool:
         """Whether a sequence can be continued without losing more than the token that must be evaluated again."""
@@ -266,6 +316,8 @@ class CacheBook:
         if key is not None:  # a restored sequence arrives whole, and is trimmed afterwards
             needed = max(n_total, len(self._parked[key].tokens))
         references = dict(self._references)
+        if in_place and source is not None:  # the token that must be evaluated again leaves its cell first
+            self._released(references, self._sequences[source].cells[n_cached:])
         n_ids = len(self._sequences) + (0 if in_place else 1)
         free = self.n_cells - len(references) - self.n_reserved
         victims: list[int] = []
@@ -276,12 +328,38 @@ class CacheBook:
             victims.append(victim)
             n_ids -= 1
             kept = n_cached if victim == source else 0
-            for cell in self._sequences[victim].cells[kept:]:
-                references[cell] -= 1
-                if references[cell] == 0:
-                    del references[cell]
+            self._released(references, self._sequences[victim].cells[kept:])
             free = self.n_cells - len(references) - self.n_reserved
         return victims
+
+    # -- writing the cache anew ---------------------------------------------------------------------------------
+
+    @property
+    def n_gaps(self) -> int:
+        """Cells that hold nothing and cannot be used before the cache is written anew."""
+        return self._n_taken - self.n_used if self.ordered else 0
+
+    def waste(self, n: int) -> None:
+        """Record cells that may have been taken by tokens that were removed again."""
+        self._n_taken += n
+
+    def compact(self) -> list[Step]:
+        """Return the step that closes the gaps; none where there are none."""
+        if not self.n_gaps:
+            return []
+        parts: list[Part] = []
+        for seq_id, sequence in self._sequences.items():
+            shared = [(common_prefix(self._sequences[p.seq_id].cells, sequence.cells), p.seq_id) for p in parts]
+            n_shared, donor = max(shared, default=(0, None), key=lambda pair: pair[0])
+            parts.append(Part(seq_id, donor if n_shared else None, n_shared, len(sequence.cells) - n_shared))
+        self._n_taken = self.n_used
+        return [Compact(tuple(parts))]
+
+    def _compact_for(self, n_needed: int) -> list[Step]:
+        """Close the gaps where there is no room behind the last cell, or, while nothing runs, where they are many."""
+        short = self.n_cells - self._n_taken - self.n_reserved < n_needed
+        idle = not any(sequence.busy for sequence in self._sequences.values())
+        return self.compact() if self.ordered and (short or (idle and self.n_gaps > _MANY_GAPS)) else []
 
     # -- what requests do ---------------------------------------------------------------------------------------
 
@@ -300,7 +378,10 @@ class CacheBook:
             self.forget(seq_id)
 
     def cut(self, seq_id: int, n: int) -> None:
-        """Keep the first `n` tokens of a sequence."""
+        """Keep the first `n` tokens of a sequence; a running request keeps room to evaluate the others again."""
+        sequence = self._sequences[seq_id]
+        if sequence.busy:
+            sequence.reserved += max(0, len(sequence.tokens) - n)
         self._cut(seq_id, n)
 
     def forget(self, seq_id: int) -> None:
@@ -333,18 +414,23 @@ class CacheBook:
     def _append(self, sequence: _Sequence, tokens: Sequence[int]) -> None:
         cells = range(self._next_cell, self._next_cell + len(tokens))
         self._next_cell += len(tokens)
+        self._n_taken += len(tokens)
         self._references.update(dict.fromkeys(cells, 1))
         sequence.cells.extend(cells)
         sequence.tokens.extend(tokens)
 
     def _cut(self, seq_id: int, n: int) -> None:
         sequence = self._sequences[seq_id]
-        for cell in sequence.cells[n:]:
-            self._references[cell] -= 1
-            if self._references[cell] == 0:
-                del self._references[cell]
+        self._released(self._references, sequence.cells[n:])
         del sequence.cells[n:]
         del sequence.tokens[n:]
+
+    @staticmethod
+    def _released(references: dict[int, int], cells: list[int]) -> None:
+        for cell in cells:
+            references[cell] -= 1
+            if references[cell] == 0:
+                del references[cell]
 
     def _evict(self, seq_id: int) -> list[Step]:
         """Park a sequence, or only drop it where its tokens are held elsewhere too."""

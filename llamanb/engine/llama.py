@@ -33,13 +33,16 @@ from llamanb.errors import (
     TemplateError,
 )
 from llamanb.messages import Message
-from llamanb.models import check_header, fingerprint, resolve
+from llamanb.models import ListLength, check_header, fingerprint, resolve
 from llamanb.sampling import SamplingParams
 
 __all__ = ["LlamaCppEngine"]
 
 _DETERMINISTIC_UBATCH = 32
 _GGML_LOG_LEVEL_ERROR = 4
+_FEW_CANDIDATES = 256
+_N_OWN_SEQUENCES = 2  # one that holds removed cells, and one that parts of sequences pass through
+_GGML_TYPE_BF16 = 30  # see enum ggml_type in ggml.h
 _OK, _NO_SLOT, _ABORTED = 0, 1, 2  # what llama_decode returns, see llama.h
 
 _stderr_lock = threading.Lock()
@@ -89,7 +92,7 @@ class LlamaCppEngine:
     n_cells
         Tokens that the whole cache may hold, shared ones counted once; by default ``2 * n_ctx``, and at least `n_ctx`.
     n_seq_max
-        How many branches can be in the cache at once, 1 to 256. Further ones are parked in host memory.
+        How many branches can be in the cache at once, 1 to 254. Further ones are parked in host memory.
     n_threads
         Threads for evaluation; by default one per processor of this process, or half of them from eight on.
     n_batch
@@ -146,7 +149,9 @@ class LlamaCppEngine:
             self._native.close()
             raise
         self._n_seq_max = n_seq_max
-        book = CacheBook(n_seq_max, self._native.n_cells, can_cut=self._native.can_cut)
+        book = CacheBook(
+            n_seq_max, self._native.n_cells, can_cut=self._native.can_cut, ordered=self._native.keeps_order
+        )
         self._scheduler = Scheduler(self._native, book)
         _open_engines.add(self)
 
@@ -232,7 +237,7 @@ class _Native:
             reason = next((line for line in _log_lines if line), "no reason given")
             raise ModelLoadError(f"llama.cpp cannot load {path.name}: {_reason(reason)}")
         self._vocab: Any = llama_cpp.llama_model_get_vocab(self._model)
-        self._n_vocab = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
+        self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
         self._pieces: dict[int, bytes] = {}
         self._abort_flag = ctypes.create_string_buffer(2)
         self.n_ctx_train = int(llama_cpp.llama_model_n_ctx_train(self._model))
@@ -248,12 +253,19 @@ class _Native:
         params.n_ctx = n_cells
         params.n_batch = n_batch
         params.n_ubatch = _DETERMINISTIC_UBATCH if deterministic else n_batch
-        params.n_seq_max = n_seq_max
+        params.n_seq_max = n_seq_max + _N_OWN_SEQUENCES
+        self._buried, self._passing = n_seq_max, n_seq_max + 1
+        self.keeps_order = deterministic and self.can_cut
         params.n_threads = params.n_threads_batch = n_threads
         params.kv_unified = True
         params.swa_full = True
         if deterministic:
+            # A row of the same micro-batch of at most 32 goes through the same arithmetic, whatever stands beside it,
+            # with one exception: from 512 cells on, ggml's attention for a single token adds up one part of an F16
+            # cache per thread, so that sums depend on where in the cache a branch lies. It never does for BF16 keys
+            # (`use_split_kv_path` in ggml/src/ggml-cpu/ops.cpp).
             params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            params.type_k = _GGML_TYPE_BF16
         _log_lines.clear()
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
@@ -279,7 +291,7 @@ class _Native:
         marked = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
         control = [
             self._token_text(token)
-            for token in range(self._n_vocab)
+            for token in range(self.n_vocab)
             if llama_cpp.llama_vocab_get_attr(self._vocab, token) & marked
         ]
         return ChatTemplate(
@@ -329,19 +341,40 @@ class _Native:
         llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, n if self.can_cut else -1)
 
     def remove(self, seq_id: int, start: int) -> bool:
-        """Remove a sequence's tokens from a position on; false where the memory cannot be cut there."""
+        """Remove a sequence's tokens from a position on; false where the memory cannot be cut there.
+
+        Attention adds up in the order of the cells, and llama.cpp fills gaps first. Where sums must not depend on what
+        was removed before, removed cells are therefore not freed: they go to a sequence that nobody reads, until the
+        cache is written anew.
+        """
+        if self.keeps_order:
+            llama_cpp.llama_memory_seq_cp(self._memory, seq_id, self._buried, start, -1)
         return bool(llama_cpp.llama_memory_seq_rm(self._memory, seq_id, start, -1))
 
-    def save(self, seq_id: int) -> Any:
-        """Return a copy of a sequence's state as an array of bytes."""
+    def save(self, seq_id: int, start: int = 0) -> Any:
+        """Return a copy of a sequence's state from a position on, as an array of bytes."""
+        if start:
+            llama_cpp.llama_memory_seq_cp(self._memory, seq_id, self._passing, start, -1)
+            seq_id = self._passing
         size = llama_cpp.llama_state_seq_get_size(self._context, seq_id)
         state = (ctypes.c_uint8 * size)()
         llama_cpp.llama_state_seq_get_data(self._context, state, size, seq_id)
+        if start:
+            llama_cpp.llama_memory_seq_rm(self._memory, self._passing, -1, -1)
         return state
 
     def load(self, state: Any, seq_id: int) -> bool:
-        """Put a saved state into an empty sequence; false where it does not fit."""
-        return bool(llama_cpp.llama_state_seq_set_data(self._context, state, len(state), seq_id))
+        """Put a saved state at the end of a sequence; false where it does not fit."""
+        # Loading empties a sequence first, so that a part has to come by way of another one.
+        loaded = bool(llama_cpp.llama_state_seq_set_data(self._context, state, len(state), self._passing))
+        if loaded:
+            llama_cpp.llama_memory_seq_cp(self._memory, self._passing, seq_id, -1, -1)
+        llama_cpp.llama_memory_seq_rm(self._memory, self._passing, -1, -1)
+        return loaded
+
+    def clear(self) -> None:
+        """Remove everything from the cache."""
+        llama_cpp.llama_memory_clear(self._memory, False)
 
     # -- evaluation ---------------------------------------------------------------------------------------------
 
@@ -369,7 +402,7 @@ class _Native:
     def logits(self, row: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return the logits of a row of the last batch, shape ``(n_vocab,)``; valid until the next batch."""
         pointer = llama_cpp.llama_get_logits_ith(self._context, row)
-        return np.ctypeslib.as_array(pointer, shape=(self._n_vocab,))
+        return np.ctypeslib.as_array(pointer, shape=(self.n_vocab,))
 
     def sampler(self, sampling: SamplingParams, prompt: Sequence[int]) -> _Sampler:
         """Make a fresh sampler for one request."""
@@ -378,8 +411,8 @@ class _Native:
     def check_sampling(self, sampling: SamplingParams) -> None:
         """Raise where this vocabulary cannot do what is asked."""
         for token in sampling.logit_bias:
-            if token >= self._n_vocab:
-                raise InvalidArgumentError(f"logit_bias names token {token}; this model has {self._n_vocab} tokens.")
+            if token >= self.n_vocab:
+                raise InvalidArgumentError(f"logit_bias names token {token}; this model has {self.n_vocab} tokens.")
         grammar = self.new_grammar(sampling)
         if grammar is not None:
             llama_cpp.llama_sampler_free(grammar)
@@ -429,6 +462,11 @@ class _Sampler:
     def __init__(self, native: _Native, sampling: SamplingParams, prompt: Sequence[int]) -> None:
         self._native = native
         self._grammar = native.new_grammar(sampling)
+        # How many of the likeliest tokens decide what the chain does; without top-k, or with logits that it changes
+        # first, all of them may.
+        ranked = not (sampling.logit_bias or self._looks_back(sampling))
+        few = 1 if sampling.greedy else sampling.top_k
+        self._n_looked_at = few if ranked and few else native.n_vocab
         self._chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         for link in self._links(sampling):
             llama_cpp.llama_sampler_chain_add(self._chain, link)
@@ -443,7 +481,7 @@ class _Sampler:
         return sampling.penalty_last_n != 0 and penalties != (1.0, 0.0, 0.0)
 
     def _links(self, sampling: SamplingParams) -> list[Any]:
-        n_vocab = self._native._n_vocab
+        n_vocab = self._native.n_vocab
         links = []
         if sampling.logit_bias:
             biases = (llama_cpp.llama_logit_bias * len(sampling.logit_bias))(
@@ -479,30 +517,42 @@ class _Sampler:
         """Return the token that follows a row of the last batch."""
         if self._grammar is None:
             return int(llama_cpp.llama_sampler_sample(self._chain, self._native._context, row))
-        token = self._choose(row, constrained=False)
+        logits = self._native.logits(row)
+        token = self._choose(np.arange(len(logits), dtype=np.int32), logits)
         if not self._allowed(token):
-            # Asking the grammar about one token is cheap, and about all of them is not: llama.cpp's own programs
-            # ask about all only when the first choice is refused.
-            token = self._choose(row, constrained=True)
+            # Asking the grammar about one token is cheap, and about all of them is not: llama.cpp's own programs ask
+            # further only when the first choice is refused.
+            allowed = self._allowed_of(logits)
+            token = self._choose(allowed, logits[allowed])
         if not self._native.is_end(token):
             llama_cpp.llama_sampler_accept(self._grammar, token)
         llama_cpp.llama_sampler_accept(self._chain, token)
         return token
 
-    def _choose(self, row: int, *, constrained: bool) -> int:
-        candidates = np.zeros(self._native._n_vocab, dtype=_TOKEN_DATA)
-        candidates["id"] = np.arange(self._native._n_vocab, dtype=np.int32)
-        candidates["logit"] = self._native.logits(row)
+    def _choose(self, tokens: np.ndarray[Any, Any], logits: np.ndarray[Any, Any]) -> int:
+        candidates = _candidates(tokens, logits)
         array = _token_array(candidates)
-        if constrained:
-            llama_cpp.llama_sampler_apply(self._grammar, ctypes.byref(array))
-            if not np.isfinite(candidates["logit"]).any():
-                raise DecodeError("The grammar allows no token here that this model knows.")
         llama_cpp.llama_sampler_apply(self._chain, ctypes.byref(array))
         return int(array.data[array.selected].id)
 
+    def _allowed_of(self, logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the likeliest tokens that the grammar allows, as many as the chain can look at."""
+        n_vocab = len(logits)
+        for size in (_FEW_CANDIDATES, 16 * _FEW_CANDIDATES, n_vocab):
+            whole = size >= n_vocab
+            tokens = np.arange(n_vocab) if whole else np.sort(np.argpartition(-logits, size)[:size])
+            candidates = _candidates(tokens.astype(np.int32), logits[tokens])
+            array = _token_array(candidates)
+            llama_cpp.llama_sampler_apply(self._grammar, ctypes.byref(array))
+            allowed = candidates["id"][np.isfinite(candidates["logit"])]
+            if whole or len(allowed) >= self._n_looked_at:
+                break
+        if not len(allowed):
+            raise DecodeError("The grammar allows no token here that this model knows.")
+        return np.asarray(allowed)
+
     def _allowed(self, token: int) -> bool:
-        candidate = np.array([(token, 1.0, 0.0)], dtype=_TOKEN_DATA)
+        candidate = _candidates(np.array([token], dtype=np.int32), np.ones(1, dtype=np.float32))
         array = _token_array(candidate)
         llama_cpp.llama_sampler_apply(self._grammar, ctypes.byref(array))
         return bool(np.isfinite(array.data[0].logit))
@@ -514,7 +564,15 @@ class _Sampler:
             llama_cpp.llama_sampler_free(self._grammar)
 
 
+def _candidates(tokens: np.ndarray[Any, Any], logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    candidates = np.zeros(len(tokens), dtype=_TOKEN_DATA)
+    candidates["id"] = tokens
+    candidates["logit"] = logits
+    return candidates
+
+
 def _token_array(candidates: np.ndarray[Any, Any]) -> Any:
+    """Return a view for the library; the caller keeps `candidates` alive while it is used."""
     pointer = candidates.ctypes.data_as(llama_cpp.llama_token_data_p)
     return llama_cpp.llama_token_data_array(data=pointer, size=len(candidates), selected=-1, sorted=False)
 
@@ -569,9 +627,9 @@ def _check_counts(n_ctx: int, n_cells: int | None, n_seq_max: int, n_batch: int,
     for name, value in named.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise InvalidArgumentError(f"{name} is {value!r}; it must be a whole number of at least 1.")
-    most = int(llama_cpp.llama_max_parallel_sequences())
+    most = int(llama_cpp.llama_max_parallel_sequences()) - _N_OWN_SEQUENCES
     if isinstance(n_seq_max, bool) or not isinstance(n_seq_max, int) or not 1 <= n_seq_max <= most:
-        raise SequenceLimitError(f"n_seq_max is {n_seq_max!r}; llama.cpp can tell 1 to {most} sequences apart.")
+        raise SequenceLimitError(f"n_seq_max is {n_seq_max!r}; it must be from 1 to {most}.")
     if n_batch < n_seq_max:
         raise InvalidArgumentError(f"n_batch is {n_batch}; it must be at least n_seq_max, which is {n_seq_max}.")
 
@@ -581,13 +639,14 @@ def _check_memory(name: str, header: dict[str, Any], n_cells: int) -> None:
     if not hasattr(os, "sysconf"):
         return
     architecture = header["general.architecture"]
-    layers, width, heads = (
-        int(header.get(f"{architecture}.{key}") or 1)
-        for key in ("block_count", "embedding_length", "attention.head_count")
-    )
-    groups = header.get(f"{architecture}.attention.head_count_kv")
-    per_head = header.get(f"{architecture}.attention.key_length") or width // heads
-    needed = 2 * 2 * n_cells * layers * per_head * (groups if isinstance(groups, int) else heads)
+
+    def number(key: str, default: int = 1) -> int:
+        value = header.get(f"{architecture}.{key}")
+        return value if isinstance(value, int) and not isinstance(value, ListLength) and value > 0 else default
+
+    heads = number("attention.head_count")
+    per_head = number("attention.key_length", number("embedding_length") // heads)
+    needed = 2 * 2 * n_cells * number("block_count") * per_head * number("attention.head_count_kv")
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
         raise ModelLoadError(

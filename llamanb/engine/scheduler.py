@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from llamanb.engine.base import Clock, Generation, GenerationRequest, GenerationResult
-from llamanb.engine.cache import CacheBook, Drop, Park, Placement, Restore, Share, Step, Trim, common_prefix
+from llamanb.engine.cache import CacheBook, Compact, Drop, Park, Placement, Restore, Share, Step, Trim, common_prefix
 from llamanb.engine.parsing import TextAssembler
 from llamanb.errors import DecodeError, LlamanbError, SessionClosedError
 from llamanb.messages import Chunk, FinishReason
@@ -71,11 +71,14 @@ class Device(Protocol):
     def remove(self, seq_id: int, start: int) -> bool:
         """Remove a sequence's tokens from a position on; false where the model's memory cannot be cut."""
 
-    def save(self, seq_id: int) -> Any:
-        """Return a copy of a sequence's state, something with a length in bytes."""
+    def save(self, seq_id: int, start: int = 0) -> Any:
+        """Return a copy of a sequence's state from a position on, something with a length in bytes."""
 
     def load(self, state: Any, seq_id: int) -> bool:
-        """Put a saved state into an empty sequence; false where it does not fit."""
+        """Put a saved state at the end of a sequence; false where it does not fit."""
+
+    def clear(self) -> None:
+        """Remove everything from the cache."""
 
     def abort(self) -> None:
         """Make a decode that runs return at once."""
@@ -280,7 +283,22 @@ class Scheduler:
                 done = done and state is not None and self._device.load(state, step.target)
             elif isinstance(step, Trim):
                 done = done and self._device.remove(step.seq_id, step.n)
+            elif isinstance(step, Compact):
+                self._compact(step)
         return done
+
+    def _compact(self, step: Compact) -> None:
+        """Write the cache anew; what cannot be put back is evaluated again when it is needed."""
+        states = {part.seq_id: self._device.save(part.seq_id, part.n_shared) for part in step.parts if part.n_own}
+        self._device.clear()
+        for part in step.parts:
+            if part.donor is not None:
+                self._device.share(part.donor, part.seq_id, part.n_shared)
+            if part.n_own and not self._device.load(states[part.seq_id], part.seq_id):
+                self._book.cut(part.seq_id, part.n_shared)
+                for slot in self._slots:
+                    if slot.seq_id == part.seq_id:
+                        slot.n_done = part.n_shared
 
     # -- a step -------------------------------------------------------------------------------------------------
 
@@ -297,13 +315,11 @@ class Scheduler:
                 rows.append(Row(slot.tokens[index], index, slot.seq_id, last))
         outcome = self._device.decode(rows)
         with self._changed:
-            if outcome is Outcome.NO_ROOM:
-                steps = self._book.evict_oldest()
-                if not steps:
-                    raise DecodeError("The cache has no room left for the answers that are being written.")
-                self._carry_out(steps)
             if outcome is not Outcome.DONE:
                 self._reconcile([slot for slot, _ in batch])
+                self._book.waste(len(rows))
+                if outcome is Outcome.NO_ROOM:
+                    self._make_room()
                 return
             for slot, n in batch:
                 self._book.extend(slot.seq_id, slot.tokens[slot.n_done : slot.n_done + n])
@@ -311,6 +327,13 @@ class Scheduler:
         for slot, _ in batch:
             if id(slot) in logits_at:
                 self._take(slot, slot.sampler.sample(logits_at[id(slot)]))
+
+    def _make_room(self) -> None:
+        """Close gaps, or else evict what is idle."""
+        steps = self._book.compact() or self._book.evict_oldest()
+        if not steps:
+            raise DecodeError("The cache has no room left for the answers that are being written.")
+        self._carry_out([*steps, *self._book.compact()])
 
     def _batch(self) -> list[tuple[_Slot, int]]:
         batch = [(slot, len(slot.tokens) - slot.n_done) for slot in self._slots if slot.decoding]

@@ -6,6 +6,7 @@ like control tokens are kept apart from real ones by `ChatTemplate.segments`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,8 +59,9 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         self.source = source
         self._variables = {"bos_token": bos, "eos_token": eos}
-        texts = sorted({text for text in control if len(text) > 1}, key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, texts))) if texts else None
+        texts = sorted({text for text in control if len(text) > 1})
+        # The first character of each: they may stand in one another, and overlap.
+        self._control = re.compile(f"(?={'|'.join(map(re.escape, texts))}).", re.DOTALL) if texts else None
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -93,7 +95,7 @@ class ChatTemplate:
         control = self._control
 
         def cut(text: str) -> str:
-            return control.sub(lambda found: found[0][0] + marker + found[0][1:], text)
+            return control.sub(lambda found: found[0] + marker, text)
 
         return self._render([_mapped(item, cut) for item in dicts], add_generation_prompt).split(marker)
 
@@ -124,7 +126,7 @@ def _without_old_reasoning(messages: Sequence[Message]) -> list[Message]:
     return [
         message
         if message.reasoning is None or i > last_user
-        else Message.create(message.role, message.content, parent=message.parent, tool_calls=message.tool_calls)
+        else dataclasses.replace(message, reasoning=None)  # it is only rendered; its id names the whole of it
         for i, message in enumerate(messages)
     ]
 

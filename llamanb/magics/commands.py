@@ -63,7 +63,7 @@ class ChatMagics(Magics):
             return
         branch = session.fork(arguments.name, at=arguments.at)
         history.note_maker(branch.name, cell, arguments.at)
-        print(f"Branch {branch.name!r} starts {_after(history, branch.tip)}. Its cell is below.")
+        print(f"Branch {branch.name!r} starts {_after(history, branch.tip)}; its cell is below.")
         self._interactive_shell.set_next_input(_cell_source(arguments), replace=False)
 
     @line_magic
@@ -185,7 +185,7 @@ def _after(history: History, point: str | None) -> str:
     if point is None:
         return "at the beginning"
     message = history.messages[point]
-    return f"after the {message.role} message {preview(message.text, 32)!r}"
+    return f"after the {message.role} message {preview(message.text, 24)!r}"
 
 
 def _cell_source(arguments: argparse.Namespace) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import nbformat
 
-from llamanb.errors import HistoryFormatError, InvalidArgumentError, SchemaVersionError
+from llamanb.errors import HistoryFormatError, InvalidArgumentError, LlamanbError, SchemaVersionError
 from llamanb.history import CellEntry, Exchange, History
 from llamanb.messages import Message
 from llamanb.persistence.schema import Document, dump_history, load_history
@@ -85,17 +86,15 @@ def read_document(metadata: MutableMapping[str, Any]) -> Document:
 
 
 def write_document(metadata: MutableMapping[str, Any], document: Document) -> None:
-    """Put a history into a notebook's metadata.
+    """Put a history into a notebook's metadata; damaged metadata that is there is set aside first.
 
     Raises
     ------
     SchemaVersionError
         What is there was written by a newer llamanb, and is left as it is.
     """
-    there = metadata.get(KEY)
-    version = there.get("schema") if isinstance(there, dict) else None
-    if isinstance(version, int) and version > Document().to_dict()["schema"]:
-        Document.from_dict(there)  # raises, with its sentence
+    with contextlib.suppress(HistoryFormatError):
+        read_document(metadata)
     metadata[KEY] = document.to_dict()
 
 
@@ -132,7 +131,7 @@ def fold_outputs(notebook: nbformat.NotebookNode, document: Document) -> None:
             if carried is not None:
                 try:
                     _fold(document, carried, made)
-                except (HistoryFormatError, KeyError, TypeError, AttributeError):
+                except (LlamanbError, ValueError, KeyError, TypeError, AttributeError):
                     continue
         for name, entries in made.items():
             history = load_history(document.sessions[name])
@@ -158,7 +157,11 @@ def _fold(document: Document, carried: Any, made: dict[str, list[CellEntry]]) ->
         history.fork(branch, first.parent)
     if history.on_path(history.tip(branch), last.id):
         history.set_tip(branch, last.id)
-    document.sessions[name] = dump_history(history)
+    if not history.on_path(first.id, last.id):
+        raise HistoryFormatError("$.first", "it does not come before the last message")
+    folded = dump_history(history)
+    load_history(folded)  # raises where a message that the output carries is damaged
+    document.sessions[name] = folded
     entries = made.setdefault(name, [])
     if entries and entries[-1].branch == branch and entries[-1].last == first.parent:
         entries[-1] = CellEntry(branch, entries[-1].first, last.id)

@@ -237,8 +237,11 @@ def merge(base: History, ours: History, theirs: History) -> History:
     merged.messages = {**ours.messages, **{i: m for i, m in theirs.messages.items() if i not in ours.messages}}
     names = [*ours.branches, *(name for name in theirs.branches if name not in ours.branches)]
     merged.branches = {}
-    for name in names:
-        _merge_branch(merged, name, *(side.branches.get(name) for side in (base, ours, theirs)))
+    in_conflict = [
+        name for name in names if not _merge_branch(merged, name, *(s.branches.get(name) for s in (base, ours, theirs)))
+    ]
+    for name in in_conflict:  # once all names that are taken are known
+        _keep_beside(merged, name, theirs.branches[name])
     if not merged.branches:
         merged.branches = dict(ours.branches)
     merged.active = _changed_side(base.active, ours.active, theirs.active)
@@ -260,24 +263,26 @@ def _changed_side(base: _T, ours: _T, theirs: _T) -> _T:
 
 def _merge_branch(
     merged: History, name: str, base: BranchRecord | None, ours: BranchRecord | None, theirs: BranchRecord | None
-) -> None:
+) -> bool:
+    """Give a branch the record of the side that changed it; return false where both did, and ours has the name."""
     if ours in (theirs, base) or theirs == base:
         winner = _changed_side(base, ours, theirs)
         if winner is not None:
             merged.branches[name] = winner
-        return
+        return True
     if ours is None or theirs is None:  # removed on one side and changed on the other: the change stays
         changed = ours or theirs
         if changed is not None:
             merged.branches[name] = changed
-        return
+        return True
     if merged.on_path(theirs.tip, ours.tip) or (base is not None and theirs.tip == base.tip):
         merged.branches[name] = ours
     elif merged.on_path(ours.tip, theirs.tip) or (base is not None and ours.tip == base.tip):
         merged.branches[name] = theirs
     else:
         merged.branches[name] = ours
-        _keep_beside(merged, name, theirs)
+        return False
+    return True
 
 
 def _keep_beside(merged: History, name: str, record: BranchRecord) -> None:
@@ -319,5 +324,7 @@ def merge_sessions(base: Mapping[str, Any], ours: Mapping[str, Any], theirs: Map
     sides = [load_history(side) for side in (base, ours, theirs)]
     merged = merge(*sides)
     keys = [*sides[1].extra, *(key for key in sides[2].extra if key not in sides[1].extra)]
-    merged.extra = {key: _changed_side(*(side.extra.get(key) for side in sides)) for key in keys}
+    absent = object()
+    values = {key: _changed_side(*(side.extra.get(key, absent) for side in sides)) for key in keys}
+    merged.extra = {key: value for key, value in values.items() if value is not absent}
     return dump_history(merged)

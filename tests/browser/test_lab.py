@@ -1,0 +1,81 @@
+"""A conversation in JupyterLab, as a person sees it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_notebook
+from playwright.sync_api import Page, expect
+
+A_WORD = re.compile(r"\w+")
+ADVERSARIAL = r"""
+Code: `List<int> a` and $x<y$, **bold**, a < b && c > d, "quotes", $5 and $10.
+
+<img src=x onerror="window.hacked = 1"> <script>window.hacked = 2</script> [link](javascript:window.hacked=3)
+
+![picture](http://127.0.0.1:9/picture.png)
+
+```html
+<b onclick="window.hacked = 4">code</b>
+```
+
+`$` <img src=x onerror="window.hacked = 5"> `$` and $ ` $ <img src=x onerror="window.hacked = 6"> `
+"""
+
+
+def write(folder: Path, *sources: str) -> None:
+    cells = [new_code_cell(source, id=f"cell-{number}") for number, source in enumerate(sources)]
+    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), folder / "chat.ipynb")
+
+
+def open_and_run(page: Page, server: str) -> None:
+    page.goto(f"{server}/lab/tree/chat.ipynb")
+    page.wait_for_selector(".jp-Notebook .jp-Cell")
+    expect(page.get_by_role("button", name=re.compile(r"Python 3.*\| Idle"))).to_be_visible()
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_text("Run All Cells", exact=True).click()
+
+
+def test_a_cell_answers_in_place_and_a_fork_makes_a_cell_below(page: Page, server: str, folder: Path) -> None:
+    write(
+        folder,
+        "%load_ext llamanb",
+        "%%chat -t 0 --max-tokens 30 --system 'Answer in one short sentence.'\nWhat is the capital of France?",
+        '%chat_fork italy --at 0 --prompt "What is the capital of Italy?"',
+        "%chat_tree",
+    )
+    open_and_run(page, server)
+    answer = page.locator(".jp-Cell").nth(1).locator(".jp-RenderedMarkdown")
+    expect(answer).to_have_text(A_WORD)
+    expect(page.locator(".jp-Cell", has_text="%%chat --branch italy")).to_have_count(1)
+    expect(page.locator(".jp-Cell").nth(3)).to_contain_text("%%chat --branch italy")
+    expect(page.locator(".jp-RenderedText", has_text="◀ main (active)")).to_be_visible()
+    page.locator(".jp-Cell").nth(3).locator(".cm-content").click()
+    page.keyboard.press("Shift+Enter")
+    expect(page.locator(".jp-Cell").nth(3).locator(".jp-RenderedMarkdown")).to_have_text(A_WORD)
+    page.screenshot(path=str(folder / "chat.png"))
+
+
+def test_nothing_that_a_model_writes_is_live_and_it_reads_as_written(page: Page, server: str, folder: Path) -> None:
+    write(
+        folder,
+        "%load_ext llamanb\nimport llamanb\n"
+        f"llamanb.use_session(llamanb.ChatSession(llamanb.ScriptedEngine([{ADVERSARIAL!r}])));",
+        "%%chat\nShow me.",
+    )
+    loaded: list[str] = []
+    page.on("request", lambda request: loaded.append(request.url))
+    open_and_run(page, server)
+    shown = page.locator(".jp-Cell").nth(1).locator(".jp-RenderedMarkdown")
+    expect(shown).to_contain_text("List<int> a")
+    expect(shown).to_contain_text('a < b && c > d, "quotes", $5 and $10.')
+    expect(shown).to_contain_text('<b onclick="window.hacked = 4">code</b>')
+    expect(shown.locator("strong")).to_have_text("bold")
+    expect(shown.locator("mjx-container").first).to_be_attached()
+    assert shown.locator("img, script, iframe, [onerror], [onclick], a[href^='javascript']").count() == 0
+    assert page.evaluate("window.hacked") is None
+    assert not [url for url in loaded if "picture.png" in url]
+    page.screenshot(path=str(folder / "adversarial.png"))

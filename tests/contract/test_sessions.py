@@ -1,0 +1,242 @@
+"""What a session promises, on the scripted engine and on llama.cpp with the embedded model."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+import llamanb
+from llamanb import ChatSession, FinishReason, SamplingParams
+from llamanb.engine.base import Engine
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
+
+
+@pytest.fixture(params=["scripted", "llama.cpp"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    name = "shared_llama_engine" if request.param == "llama.cpp" else "scripted_engine"
+    engine: Engine = request.getfixturevalue(name)
+    return engine
+
+
+@pytest.fixture
+def session(engine: Engine) -> ChatSession:
+    return ChatSession(engine, system="Be brief.", sampling=GREEDY)
+
+
+def roles(conversation: Any) -> list[str]:
+    return [message.role for message in conversation.messages]
+
+
+def test_send_keeps_the_exchange_and_says_how_it_ended(session: ChatSession) -> None:
+    reply = session.send("Name a colour.")
+    assert reply.text
+    assert [message.role for message in reply.messages] == ["user", "assistant"]
+    assert session.messages[1:] == list(reply.messages)
+    answer = reply.messages[-1]
+    assert answer.content == reply.text
+    assert answer.finish_reason is reply.finish_reason
+    assert answer.model == session.engine.fingerprint
+    assert answer.sampling == {"temperature": 0.0, "max_tokens": 16}
+
+
+def test_stream_gives_the_same_as_send(session: ChatSession) -> None:
+    stream = session.fork("streamed").stream("Name a colour.")
+    text = "".join(chunk.text for chunk in stream)
+    assert text == stream.reply.text == session.send("Name a colour.").text
+
+
+def test_asend_and_astream_give_the_same_as_send(session: ChatSession) -> None:
+    async def ask() -> tuple[str, str]:
+        sent = await session.fork("sent").asend("Name a colour.")
+        streamed = [chunk.text async for chunk in session.fork("streamed").astream("Name a colour.")]
+        return sent.text, "".join(streamed)
+
+    expected = session.fork("plain").send("Name a colour.").text
+    assert asyncio.run(ask()) == (expected, expected)
+
+
+def test_cancelling_a_task_cancels_its_answer_and_the_branch_is_free_again(session: ChatSession) -> None:
+    async def ask() -> None:
+        stream = session.astream("Count to one hundred.", max_tokens=400)
+        async for _ in stream:
+            break
+        await stream.aclose()
+
+    asyncio.run(ask())
+    assert session.messages[-1].finish_reason in (FinishReason.CANCELLED, FinishReason.STOP)
+    assert session.send("Name a colour.").text
+
+
+def test_a_stream_that_is_dropped_unread_leaves_the_branch_free(session: ChatSession) -> None:
+    for _ in session.stream("Count to one hundred."):
+        break
+    gc.collect()
+    assert session.send("Name a colour.").text
+
+
+def test_one_branch_gives_one_answer_at_a_time(session: ChatSession) -> None:
+    with session.stream("Count to one hundred."):
+        with pytest.raises(llamanb.SessionBusyError):
+            session.send("Name a colour.")
+        with pytest.raises(llamanb.SessionBusyError):
+            session.rewind()
+        other = session.fork("other")
+        assert other.send("Name a colour.").text
+
+
+def test_an_option_holds_for_one_call_alone(session: ChatSession) -> None:
+    assert session.send("Count to one hundred.", max_tokens=2).usage.n_generated == 2
+    assert session.sampling == GREEDY
+    with pytest.raises(TypeError, match="max_tokens"):
+        session.send("Hello", max_token=2)
+    with pytest.raises(llamanb.InvalidArgumentError, match="temperature is -1"):
+        session.send("Hello", temperature=-1)
+
+
+@pytest.mark.parametrize("prompt", ["", "  \n"])
+def test_an_empty_prompt_is_refused(session: ChatSession, prompt: str) -> None:
+    before = session.to_dict()
+    with pytest.raises(llamanb.InvalidArgumentError, match="empty"):
+        session.send(prompt)
+    assert session.to_dict() == before
+
+
+def test_half_a_surrogate_pair_is_refused(session: ChatSession) -> None:
+    with pytest.raises(llamanb.InvalidArgumentError, match="surrogate"):
+        session.send("half \ud83d of it")
+    assert roles(session) == ["system"]
+
+
+def test_forking_does_not_switch_and_branches_go_on_separately(session: ChatSession) -> None:
+    session.send("Name a colour.")
+    branch = session.fork("other", at=-1)
+    assert session.active.name == "main"
+    branch.send("Another one.")
+    assert roles(session) == ["system", "user", "assistant"]
+    assert roles(branch) == ["system", "user", "assistant", "user", "assistant"]
+    assert branch.messages[:3] == session.messages
+    session.switch("other")
+    assert session.messages == branch.messages
+    assert list(session.branches) == ["main", "other"]
+
+
+def test_a_fork_can_start_at_a_message_an_index_or_a_branch(session: ChatSession) -> None:
+    reply = session.send("Name a colour.")
+    assert session.fork("by-id", at=reply.messages[0].id).tip == reply.messages[0].id
+    assert session.fork("by-start-of-id", at=reply.messages[0].id[:6]).tip == reply.messages[0].id
+    assert session.fork("by-index", at=0).tip == session.messages[0].id
+    assert session.fork("by-branch", at="by-index").tip == session.messages[0].id
+    with pytest.raises(llamanb.BranchError, match="already"):
+        session.fork("by-id")
+    with pytest.raises(llamanb.MessageNotFoundError, match="99"):
+        session.fork("nowhere", at=99)
+    with pytest.raises(llamanb.BranchError, match="'main'"):
+        session.switch("nowhere")
+
+
+def test_another_system_prompt_is_a_fork(session: ChatSession) -> None:
+    session.send("Name a colour.")
+    with pytest.raises(llamanb.BranchError, match="fork"):
+        session.system = "Be verbose."
+    with pytest.raises(llamanb.BranchError, match="fork"):
+        session.add_message("system", "Be verbose.")
+    branch = session.fork("verbose", system="Be verbose.")
+    assert branch.messages[0].text == "Be verbose."
+    assert [m.text for m in branch.messages[1:]] == [m.text for m in session.messages[1:]]
+    assert not {m.id for m in branch.messages} & {m.id for m in session.messages}
+
+
+def test_the_system_prompt_can_be_set_while_nothing_was_said(engine: Engine) -> None:
+    session = ChatSession(engine)
+    session.system = "Be brief."
+    assert [message.text for message in session.messages] == ["Be brief."]
+    session.system = None
+    assert session.messages == []
+
+
+def test_rewind_takes_exchanges_off_and_the_messages_stay(session: ChatSession) -> None:
+    session.send("Name a colour.")
+    session.send("Another one.")
+    session.rewind(2)
+    assert roles(session) == ["system"]
+    assert len(session.history.messages) == 5
+    with pytest.raises(llamanb.BranchError, match="0 exchanges"):
+        session.rewind()
+
+
+def test_edit_makes_a_sibling_that_can_be_answered(session: ChatSession) -> None:
+    reply = session.send("Name a colour.")
+    edited = session.edit(reply.messages[0].id, "Name an animal.")
+    assert edited.parent == reply.messages[0].parent
+    assert roles(session) == ["system", "user"]
+    answer = session.regenerate()
+    assert [message.text for message in session.messages[1:]] == ["Name an animal.", answer.text]
+    assert reply.messages[0].id in session.history.messages
+
+
+def test_regenerating_counts_the_seed_up_and_greedy_gives_the_same(session: ChatSession) -> None:
+    greedy = session.send("Name a colour.")
+    assert session.regenerate().messages == greedy.messages
+    branch = session.fork("warm", at=0)
+    first = branch.send("Name a colour.", temperature=1.5)
+    second = branch.regenerate(temperature=1.5)
+    seeds = [dict(reply.messages[-1].sampling or {})["seed"] for reply in (first, second)]
+    assert seeds[1] == seeds[0] + 1
+    assert first.messages[0] == second.messages[0]
+
+
+def test_an_unseeded_conversation_runs_again_with_the_same_ids(engine: Engine) -> None:
+    def run() -> dict[str, Any]:
+        session = ChatSession(engine, sampling=SamplingParams(max_tokens=8))
+        session.send("Name a colour.")
+        session.send("Another one.")
+        return session.to_dict()
+
+    assert run() == run()
+
+
+def test_a_random_seed_is_stored_as_the_number_that_took_effect(session: ChatSession) -> None:
+    reply = session.send("Name a colour.", temperature=1.0, seed="random")
+    seed = dict(reply.messages[-1].sampling or {})["seed"]
+    assert isinstance(seed, int)
+    again = session.fork("again", at=0).send("Name a colour.", temperature=1.0, seed=seed)
+    assert again.messages == reply.messages
+
+
+def test_messages_can_be_added_without_an_answer(session: ChatSession) -> None:
+    session.add_message("user", "2 + 2?")
+    session.add_message("assistant", "4")
+    session.add_message("user", "3 + 3?")
+    reply = session.regenerate()
+    assert roles(session) == ["system", "user", "assistant", "user", "assistant"]
+    assert session.messages[-1].text == reply.text
+
+
+def test_a_session_goes_on_from_what_to_dict_returned(session: ChatSession, engine: Engine) -> None:
+    session.send("Name a colour.")
+    session.fork("other").send("Another one.")
+    twin = ChatSession.from_dict(session.to_dict(), engine)
+    assert twin.to_dict() == session.to_dict()
+    assert (twin.system, twin.sampling) == (session.system, session.sampling)
+    assert twin.send("And one more.").messages == session.send("And one more.").messages
+
+
+def test_a_closed_session_says_so(session: ChatSession) -> None:
+    session.close()
+    for use in (lambda: session.send("Hello"), session.rewind, lambda: session.fork("x")):
+        with pytest.raises(llamanb.SessionClosedError):
+            use()
+
+
+def test_what_the_model_sees_can_be_shown_and_counted(session: ChatSession) -> None:
+    session.send("Name a colour.")
+    preface = session.render_preface()
+    assert "Be brief." in preface
+    assert "Name a colour." in preface
+    assert preface == session.engine.render(session.messages, add_generation_prompt=False)
+    assert session.n_tokens == len(session.engine.encode(session.messages, add_generation_prompt=False))
+    assert session.count_tokens("Be brief.") > 1

@@ -1,0 +1,186 @@
+"""Notebooks executed without a browser: `python -m llamanb run`, nbclient and papermill."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import papermill
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+import llamanb
+from llamanb.__main__ import main
+from llamanb.persistence.notebook import fold_outputs
+from llamanb.persistence.schema import Document, load_history
+from llamanb.runner import RunFailedError, run
+
+SCRIPTED = "llamanb.use_session(llamanb.ChatSession(llamanb.ScriptedEngine(lambda r: 'So: ' + r.messages[-1].text)));"
+
+
+def notebook_of(*sources: str) -> Any:
+    cells = [new_code_cell(source, id=f"cell-{index}") for index, source in enumerate(sources)]
+    return new_notebook(
+        cells=[new_markdown_cell("# Title", id="title"), *cells],
+        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.ipynb"
+    nbformat.write(
+        notebook_of(
+            "%load_ext llamanb\nimport llamanb\n" + SCRIPTED,
+            "%%chat\none",
+            "%chat two\n%chat three",
+            "%%chat --fork side --at 1\nfour",
+            "llamanb.active_session().send('from Python')",
+            "%%chat -b side\nfive",
+        ),
+        path,
+    )
+    return path
+
+
+def quiet(text: str) -> None:
+    """Take a progress report and drop it."""
+
+
+def test_the_tree_and_the_cells_are_in_the_metadata(source: Path, tmp_path: Path) -> None:
+    run(source, tmp_path / "out.ipynb", write=quiet)
+    stored = json.loads((tmp_path / "out.ipynb").read_text())["metadata"]["llamanb"]
+    assert stored["schema"] == 1
+    session = stored["sessions"]["default"]
+    history = load_history(session)
+    said = {name: [m.text for m in history.branch_path(name) if m.role == "user"] for name in history.branches}
+    assert said == {"main": ["one", "two", "three", "from Python"], "side": ["one", "four", "five"]}
+    assert sorted(history.cells) == ["cell-1", "cell-2", "cell-3", "cell-5"]
+    (entry,) = history.cells["cell-2"]
+    assert [history.messages[entry.first].text, history.messages[entry.last].text] == ["two", "So: three"]
+    assert session["model"] == {"name": "scripted", "fingerprint": llamanb.ScriptedEngine([]).fingerprint}
+
+
+def test_two_runs_and_a_run_of_the_output_give_the_same_bytes(source: Path, tmp_path: Path) -> None:
+    first, second, third = (tmp_path / f"{name}.ipynb" for name in ("first", "second", "third"))
+    run(source, first, write=quiet)
+    run(source, second, write=quiet)
+    run(first, third, write=quiet)
+    assert first.read_bytes() == second.read_bytes() == third.read_bytes()
+    run(first, first, write=quiet)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_report_shows_progress_and_what_was_said(source: Path, tmp_path: Path, capsys: Any) -> None:
+    assert main(["run", str(source), "-o", str(tmp_path / "out.ipynb")]) == 0
+    printed = capsys.readouterr().out
+    assert "[2/6] %%chat" in printed
+    assert "So: one" in printed
+    assert "◀ side" in printed
+    assert f"-m jupyterlab {tmp_path / 'out.ipynb'}" in printed
+
+
+def test_a_failing_cell_ends_the_run_and_what_was_executed_is_kept(tmp_path: Path, capsys: Any) -> None:
+    path, out = tmp_path / "in.ipynb", tmp_path / "out.ipynb"
+    setup = "%load_ext llamanb\nimport llamanb\n" + SCRIPTED
+    nbformat.write(notebook_of(setup, "%%chat\none", "%%chat -b nowhere\ntwo", "%%chat\nthree"), path)
+    with pytest.raises(RunFailedError, match="no branch 'nowhere'"):
+        run(path, out, write=quiet)
+    history = load_history(json.loads(out.read_text())["metadata"]["llamanb"]["sessions"]["default"])
+    assert [m.text for m in history.branch_path("main")] == ["one", "So: one"]
+    assert main(["run", str(path), "-o", str(out)]) == 1
+    assert "no branch 'nowhere'" in capsys.readouterr().err
+
+
+def test_a_kernel_that_dies_leaves_what_was_said(tmp_path: Path) -> None:
+    path, out = tmp_path / "in.ipynb", tmp_path / "out.ipynb"
+    setup = "%load_ext llamanb\nimport llamanb, os\n" + SCRIPTED
+    nbformat.write(notebook_of(setup, "%%chat\none", "os._exit(1)"), path)
+    with pytest.raises(RunFailedError, match="kernel died"):
+        run(path, out, write=quiet)
+    history = load_history(json.loads(out.read_text())["metadata"]["llamanb"]["sessions"]["default"])
+    assert [m.text for m in history.branch_path("main")] == ["one", "So: one"]
+
+
+def test_a_cell_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "in.ipynb"
+    nbformat.write(notebook_of("import time\ntime.sleep(60)"), path)
+    with pytest.raises(RunFailedError, match="--timeout"):
+        run(path, tmp_path / "out.ipynb", timeout=1.0, write=quiet)
+
+
+def test_what_an_old_run_left_is_not_gone_on_with(source: Path, tmp_path: Path) -> None:
+    notebook = nbformat.read(source, as_version=4)
+    notebook.metadata["llamanb"] = {"schema": 1, "sessions": "damaged"}
+    notebook.metadata["llamanb_damaged"] = {}
+    nbformat.write(notebook, tmp_path / "old.ipynb")
+    run(source, tmp_path / "a.ipynb", write=quiet)
+    run(tmp_path / "old.ipynb", tmp_path / "b.ipynb", write=quiet)
+    assert (tmp_path / "a.ipynb").read_bytes() == (tmp_path / "b.ipynb").read_bytes()
+
+
+def test_an_old_format_gets_the_same_ids_every_time(source: Path, tmp_path: Path) -> None:
+    notebook = json.loads(source.read_text())
+    notebook["nbformat_minor"] = 4
+    for cell in notebook["cells"]:
+        del cell["id"]
+    (tmp_path / "old.ipynb").write_text(json.dumps(notebook))
+    for name in ("a", "b"):
+        run(tmp_path / "old.ipynb", tmp_path / f"{name}.ipynb", write=quiet)
+    assert (tmp_path / "a.ipynb").read_bytes() == (tmp_path / "b.ipynb").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("missing.ipynb", None), ("text.ipynb", "no notebook"), ("x.ipynb", "{}")]
+)
+def test_a_file_that_is_no_notebook_is_one_sentence(
+    tmp_path: Path, capsys: Any, name: str, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    assert main(["run", str(tmp_path / name), "-o", str(tmp_path / "out.ipynb")]) == 1
+    error = capsys.readouterr().err
+    assert name in error
+    assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "out.ipynb").exists()
+
+
+def test_nbclient_shows_each_answer_once_and_outputs_alone_rebuild_the_tree(source: Path, tmp_path: Path) -> None:
+    notebook = nbformat.read(source, as_version=4)
+    nbclient.NotebookClient(notebook, kernel_name="python3", record_timing=False).execute()
+    chat = notebook.cells[2]
+    assert [output.output_type for output in chat.outputs] == ["display_data"]
+    assert chat.outputs[0].data == {"text/markdown": "So: one", "text/plain": "So: one"}
+    run(source, tmp_path / "out.ipynb", write=quiet)
+    stored = json.loads((tmp_path / "out.ipynb").read_text())["metadata"]["llamanb"]["sessions"]["default"]
+    document = Document()
+    fold_outputs(notebook, document)
+    rebuilt = load_history(document.sessions["default"])
+    expected = load_history(stored)
+    said_by_cells = {id for id, m in expected.messages.items() if "from Python" not in m.text}
+    assert set(rebuilt.messages) == said_by_cells
+    assert rebuilt.cells == expected.cells
+    assert [m.text for m in rebuilt.branch_path("side")] == [m.text for m in expected.branch_path("side")]
+
+
+def test_papermill_executes_a_conversation(source: Path, tmp_path: Path) -> None:
+    papermill.execute_notebook(str(source), str(tmp_path / "out.ipynb"), kernel_name="python3", progress_bar=False)
+    notebook = nbformat.read(tmp_path / "out.ipynb", as_version=4)
+    answers = [
+        o.data["text/plain"] for c in notebook.cells for o in c.get("outputs", ()) if o.output_type == "display_data"
+    ]
+    assert answers == ["So: one", "So: two", "So: three", "So: four", "So: five"]
+
+
+def test_the_module_runs_from_a_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "in.ipynb"
+    nbformat.write(notebook_of("1 + 1"), path)
+    command = [sys.executable, "-m", "llamanb", "run", str(path), "-o", str(tmp_path / "out.ipynb")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "Nothing was said." in result.stdout
+    assert result.stderr == ""

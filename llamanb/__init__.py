@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     )
     from llamanb.history import History
     from llamanb.messages import Chunk, FinishReason, Message, ToolCall, Usage
+    from llamanb.reply import Reply, ReplyStream
     from llamanb.runtime import active_session, use_session
     from llamanb.sampling import SamplingParams
-    from llamanb.session import Branch, ChatSession, Reply, ReplyStream
+    from llamanb.session import Branch, ChatSession
 
 __version__ = "0.1.0"
 
@@ -64,9 +65,10 @@ _HOMES = {
     ),
     "llamanb.history": ("History",),
     "llamanb.messages": ("Chunk", "FinishReason", "Message", "ToolCall", "Usage"),
+    "llamanb.reply": ("Reply", "ReplyStream"),
     "llamanb.runtime": ("active_session", "use_session"),
     "llamanb.sampling": ("SamplingParams",),
-    "llamanb.session": ("Branch", "ChatSession", "Reply", "ReplyStream"),
+    "llamanb.session": ("Branch", "ChatSession"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -92,6 +94,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics; called by ``%load_ext llamanb``."""
     from llamanb.magics.commands import ChatMagics
     from llamanb.magics.prompt import keep_questions
+    from llamanb.reply import Reply, ReplyStream
     from llamanb.runtime import get_runtime
 
     runtime = get_runtime()
@@ -103,6 +106,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Stop listening to the shell; called by ``%unload_ext llamanb``."""
     from llamanb.magics.prompt import keep_questions
+    from llamanb.reply import Reply, ReplyStream
     from llamanb.runtime import get_runtime
 
     shell.events.unregister("post_run_cell", get_runtime().finish_request)

@@ -16,11 +16,12 @@ from jupyter_client.kernelspec import NoSuchKernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-from llamanb.errors import InvalidArgumentError, LlamanbError
+from llamanb.errors import HistoryFormatError, InvalidArgumentError, LlamanbError
 from llamanb.persistence.notebook import (
     DAMAGED,
     KEY,
     fold_outputs,
+    read_document,
     read_notebook,
     strip_outputs,
     write_document,
@@ -139,17 +140,23 @@ def run(
         A cell failed or the kernel died; what was executed until then has been written.
     InvalidArgumentError
         The source is no notebook, or the target cannot be written.
+    SchemaVersionError
+        The source's conversation was written by a newer llamanb; nothing is executed or written.
     """
     notebook = read_notebook(source)
-    for key in [key for key in notebook.metadata if key == KEY or key.startswith(DAMAGED)]:
-        del notebook.metadata[key]
+    say = write or _print
+    try:
+        read_document(notebook.metadata)
+        notebook.metadata.pop(KEY, None)
+    except HistoryFormatError as error:
+        say(f"The conversation in {source.name} is damaged and is kept under {DAMAGED!r}: {error}.\n\n")
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     n_cells = sum(cell.cell_type == "code" and bool(cell.source.strip()) for cell in notebook.cells)
     client = _Client(
         notebook,
-        Report(n_cells, write or _print),
+        Report(n_cells, say),
         timeout=timeout,
         record_timing=False,
         store_widget_state=False,

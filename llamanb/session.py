@@ -2,157 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import itertools
-import json
 import secrets
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from llamanb.engine.base import Engine, GenerationRequest, GenerationResult
 from llamanb.errors import (
     BranchError,
-    DecodeError,
     InvalidArgumentError,
-    LlamanbError,
     SessionBusyError,
     SessionClosedError,
 )
 from llamanb.history import History, Reference
-from llamanb.messages import Chunk, Content, FinishReason, Message, ToolCall, Usage
+from llamanb.messages import Chunk, Content, FinishReason, Message
 from llamanb.persistence.schema import dump_history, load_history
-from llamanb.rendering import answer_markdown
+from llamanb.reply import Reply, ReplyStream, finished, in_thread
 from llamanb.sampling import MAX_SEED, SamplingParams, derive_seed
 
 __all__ = ["Branch", "ChatSession", "Reply", "ReplyStream"]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """An answer.
-
-    Parameters
-    ----------
-    text
-        What the model said.
-    messages
-        The whole exchange, the user's message first; empty where nothing was kept.
-    finish_reason
-        Why it ended.
-    usage
-        What it cost: ``n_cached + n_prefilled == n_prompt``.
-    branch
-        The branch that it is on.
-    reasoning
-        What the model thought before it answered, if it shows that.
-    tool_calls
-        The calls that it made.
-    """
-
-    text: str
-    messages: tuple[Message, ...]
-    finish_reason: FinishReason
-    usage: Usage
-    branch: str
-    reasoning: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-
-    def json(self) -> Any:
-        """Return the answer read as JSON.
-
-        Raises
-        ------
-        InvalidArgumentError
-            It is not JSON; the message says so where the answer was cut off.
-        """
-        try:
-            return json.loads(self.text)
-        except ValueError as error:
-            cut = " It was cut off: raise max_tokens." if self.finish_reason is FinishReason.LENGTH else ""
-            raise InvalidArgumentError(f"The answer is not valid JSON: {error}.{cut}") from None
-
-    def __repr__(self) -> str:
-        return f"Reply({self.text!r}, finish_reason={self.finish_reason.value!r})"
-
-    def _repr_markdown_(self) -> str:
-        return answer_markdown(self.text)
-
-
-class ReplyStream(Iterator[Chunk]):
-    """An answer as it is written. Iterate over it for its chunks; then `reply` is the whole.
-
-    What was said is put into the tree when the answer ends, is cancelled or fails; before that the tree is as it was.
-    Closing it, or dropping it unread, cancels the answer and keeps what there is of it.
-    """
-
-    def __init__(
-        self, session: ChatSession, branch: str, path: list[Message], sampling: SamplingParams, engine: Engine
-    ):
-        self._session = session
-        self._branch = branch
-        self._path = path
-        self._engine = engine
-        self._sampling = sampling
-        self._reply: Reply | None = None
-        self._error: Exception | None = None
-        self._ending = threading.RLock()
-        tokens = engine.encode(path)
-        self._generation = engine.submit(GenerationRequest(tuple(path), tokens, sampling))
-        self._chunks = iter(self._generation)
-
-    def __next__(self) -> Chunk:
-        try:
-            return next(self._chunks)
-        except StopIteration:
-            self._end()
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error from None
-            raise
-
-    def cancel(self) -> None:
-        """Ask the answer to stop at once; may be called from any thread. Iteration then comes to its end."""
-        self._generation.cancel()
-
-    def close(self) -> None:
-        """Cancel the answer if it is still being written, and keep what there is of it."""
-        if self._reply is None:
-            self.cancel()
-            self._end()
-
-    @property
-    def reply(self) -> Reply:
-        """The whole answer; waits for it, passing over chunks that were not read.
-
-        Raises
-        ------
-        LlamanbError
-            The generation failed.
-        """
-        for _ in self:
-            pass
-        assert self._reply is not None
-        return self._reply
-
-    def _end(self) -> None:
-        with self._ending:
-            if self._reply is not None:
-                return
-            result = self._generation.result()
-            self._error = _known(result.error)
-            self._reply = self._session._commit(self._branch, self._path, self._sampling, self._engine, result)
-
-    def __enter__(self) -> ReplyStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_generation", None) is not None:
-            self.close()
 
 
 class _Conversation:
@@ -182,7 +52,7 @@ class _Conversation:
         SessionBusyError
             The branch is already answering.
         """
-        return _finished(self.stream(prompt, **options))
+        return finished(self.stream(prompt, **options))
 
     def stream(self, prompt: Content, **options: Any) -> ReplyStream:
         """Say something and return the answer as an iterator of chunks; see `send`."""
@@ -192,13 +62,13 @@ class _Conversation:
     async def asend(self, prompt: Content, **options: Any) -> Reply:
         """Say something and await the answer; see `send`. Cancelling the task cancels the answer."""
         stream = self.stream(prompt, **options)
-        async for _ in _in_thread(stream):
+        async for _ in in_thread(stream):
             pass
         return stream.reply
 
     async def astream(self, prompt: Content, **options: Any) -> AsyncIterator[Chunk]:
         """Say something and return the answer as an asynchronous iterator of chunks; see `send`."""
-        async for chunk in _in_thread(self.stream(prompt, **options)):
+        async for chunk in in_thread(self.stream(prompt, **options)):
             yield chunk
 
     def regenerate(self, **options: Any) -> Reply:
@@ -212,7 +82,7 @@ class _Conversation:
             The branch has no user message.
         """
         session, branch = self._place()
-        return _finished(session._answer_again(branch, options))
+        return finished(session._answer_again(branch, options))
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -491,12 +361,10 @@ class ChatSession(_Conversation):
             sampling = sampling.replace(seed=secrets.randbelow(MAX_SEED + 1))
         count = next(n for n in itertools.count() if derive_seed(sampling, path[-1].id, n).seed not in seeds - {None})
         sampling = derive_seed(sampling, path[-1].id, count)
+        request = GenerationRequest(tuple(path), engine.encode(path), sampling)
+        generation = engine.submit(request)
         self._busy.add(branch)
-        try:
-            return ReplyStream(self, branch, path, sampling, engine)
-        except BaseException:
-            self._busy.discard(branch)
-            raise
+        return ReplyStream(generation, functools.partial(self._commit, branch, path, sampling, engine))
 
     def _commit(
         self, branch: str, path: list[Message], sampling: SamplingParams, engine: Engine, result: GenerationResult
@@ -580,28 +448,3 @@ class _Branches(Mapping[str, Branch]):
 
     def __repr__(self) -> str:
         return f"{{{', '.join(map(repr, self))}}}"
-
-
-def _finished(stream: ReplyStream) -> Reply:
-    """Wait for an answer; an interrupt cancels it and keeps what there is of it."""
-    with stream:
-        return stream.reply
-
-
-async def _in_thread(stream: ReplyStream) -> AsyncIterator[Chunk]:
-    """Read a stream without blocking the event loop."""
-    try:
-        while (chunk := await asyncio.to_thread(next, stream, None)) is not None:
-            yield chunk
-    finally:
-        stream.cancel()  # wakes a thread that still waits for a chunk
-        await asyncio.shield(asyncio.to_thread(stream.close))
-
-
-def _known(error: Exception | None) -> Exception | None:
-    """Let no error of another kind out of a session."""
-    if error is None or isinstance(error, LlamanbError):
-        return error
-    known = DecodeError(f"The engine failed: {type(error).__name__}: {error}")
-    known.__cause__ = error
-    return known

@@ -17,8 +17,9 @@ from llamanb.magics.display import AnswerDisplay
 from llamanb.magics.mistakes import Interrupted
 from llamanb.magics.prompt import expand
 from llamanb.persistence.notebook import exchange_metadata
+from llamanb.reply import Reply, ReplyStream
 from llamanb.runtime import Request, Runtime
-from llamanb.session import ChatSession, Reply, ReplyStream
+from llamanb.session import ChatSession
 
 __all__ = ["ask", "current_request"]
 

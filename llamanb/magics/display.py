@@ -10,7 +10,7 @@ from IPython.display import DisplayHandle, display
 
 from llamanb.messages import FinishReason
 from llamanb.rendering import answer_markdown, code_block, first_code_block
-from llamanb.session import Reply
+from llamanb.reply import Reply
 
 __all__ = ["AnswerDisplay", "bundle"]
 

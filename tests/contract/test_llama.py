@@ -61,6 +61,24 @@ def test_text_without_control_strings_is_tokenised_as_the_template_renders_it(
     assert pieces.decode() == messages[0].text
 
 
+def test_answers_go_on_while_a_long_prompt_is_read(shared_llama_engine: LlamaCppEngine) -> None:
+    """One micro-batch of prompt goes along with each token of the answers that are being written."""
+    writing = [Message.create("user", "Count from one to one hundred, in words.")]
+    reading = [Message.create("user", "tide and wave " * 250)]
+    endless = GREEDY.replace(max_tokens=400, logit_bias={0: float("-inf"), 2: float("-inf")})  # no end of generation
+    request = GenerationRequest(writing, shared_llama_engine.encode(writing), endless)
+    generation = shared_llama_engine.submit(request)
+    chunks = iter(generation)
+    next(chunks)
+    tokens = shared_llama_engine.encode(reading)
+    long = shared_llama_engine.submit(GenerationRequest(reading, tokens, GREEDY.replace(max_tokens=1)))
+    result = long.result()
+    generation.cancel()
+    n_steps = result.usage.n_prefilled // shared_llama_engine._native.n_ubatch
+    assert n_steps >= 20
+    assert generation.result().usage.n_generated >= n_steps
+
+
 def test_a_schema_makes_valid_json(shared_llama_engine: LlamaCppEngine) -> None:
     schema = {
         "type": "object",

@@ -116,12 +116,42 @@ def test_a_cell_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
 
 def test_what_an_old_run_left_is_not_gone_on_with(source: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(source, as_version=4)
-    notebook.metadata["llamanb"] = {"schema": 1, "sessions": "damaged"}
-    notebook.metadata["llamanb_damaged"] = {}
+    session = llamanb.ChatSession(llamanb.ScriptedEngine(["old"]))
+    session.send("old")
+    notebook.metadata["llamanb"] = Document({"default": session.to_dict()}).to_dict()
     nbformat.write(notebook, tmp_path / "old.ipynb")
     run(source, tmp_path / "a.ipynb", write=quiet)
     run(tmp_path / "old.ipynb", tmp_path / "b.ipynb", write=quiet)
     assert (tmp_path / "a.ipynb").read_bytes() == (tmp_path / "b.ipynb").read_bytes()
+
+
+def test_a_damaged_conversation_is_set_aside_and_said(source: Path, tmp_path: Path) -> None:
+    notebook = nbformat.read(source, as_version=4)
+    damaged = {"schema": 1, "sessions": "gone wrong"}
+    notebook.metadata["llamanb"] = damaged
+    path = tmp_path / "old.ipynb"
+    nbformat.write(notebook, path)
+    said: list[str] = []
+    run(path, path, write=said.append)
+    assert "damaged" in said[0]
+    assert "$.sessions" in said[0]
+    metadata = json.loads(path.read_text())["metadata"]
+    assert metadata["llamanb_damaged"] == damaged
+    assert load_history(metadata["llamanb"]["sessions"]["default"]).branches.keys() == {"main", "side"}
+    before = path.read_bytes()
+    run(path, path, write=quiet)
+    assert path.read_bytes() == before
+
+
+def test_a_conversation_of_a_newer_llamanb_is_left_as_it_is(source: Path, tmp_path: Path, capsys: Any) -> None:
+    notebook = nbformat.read(source, as_version=4)
+    notebook.metadata["llamanb"] = {"schema": 99, "sessions": {"default": {"new": "form"}}}
+    path = tmp_path / "new.ipynb"
+    nbformat.write(notebook, path)
+    before = path.read_bytes()
+    assert main(["run", str(path), "-o", str(path)]) == 1
+    assert "schema 99" in capsys.readouterr().err
+    assert path.read_bytes() == before
 
 
 def test_an_old_format_gets_the_same_ids_every_time(source: Path, tmp_path: Path) -> None:

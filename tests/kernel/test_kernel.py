@@ -28,6 +28,18 @@ def test_a_conversation_with_the_embedded_model(kernel: Any) -> None:
     assert kernel.value(ROLES) == "['user', 'assistant']"
 
 
+def test_another_model_can_answer_one_cell(kernel: Any) -> None:
+    kernel.run("%load_ext llamanb\nimport llamanb")
+    kernel.run("llamanb.use_session(llamanb.ChatSession(llamanb.ScriptedEngine(lambda r: 'scripted')));")
+    kernel.run("%%chat\nHello", "a")
+    kernel.run("%%chat -m SmolLM2-135M-Instruct -t 0 --max-tokens 4\nHello", "b")
+    kernel.run("%%chat\nHello", "c")
+    models = kernel.value(
+        "[m.model == llamanb.ScriptedEngine([]).fingerprint for m in llamanb.active_session().messages if m.model]"
+    )
+    assert models == "[True, False, True]"
+
+
 def test_an_interrupt_in_the_middle_of_an_answer_keeps_it_and_stops_the_queue(kernel: Any) -> None:
     kernel.run("%load_ext llamanb\nimport llamanb")
     kernel.run("%%chat -t 0 --max-tokens 4\nHello")

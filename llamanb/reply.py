@@ -1,0 +1,160 @@
+"""Reply and ReplyStream: an answer, whole and as it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from llamanb.engine.base import Generation, GenerationResult
+from llamanb.errors import DecodeError, InvalidArgumentError, LlamanbError
+from llamanb.messages import Chunk, FinishReason, Message, ToolCall, Usage
+from llamanb.rendering import answer_markdown
+
+__all__ = ["Reply", "ReplyStream", "finished", "in_thread"]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer.
+
+    Parameters
+    ----------
+    text
+        What the model said.
+    messages
+        The whole exchange, the user's message first; empty where nothing was kept.
+    finish_reason
+        Why it ended.
+    usage
+        What it cost: ``n_cached + n_prefilled == n_prompt``.
+    branch
+        The branch that it is on.
+    reasoning
+        What the model thought before it answered, if it shows that.
+    tool_calls
+        The calls that it made.
+    """
+
+    text: str
+    messages: tuple[Message, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    branch: str
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def json(self) -> Any:
+        """Return the answer read as JSON.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is not JSON; the message says so where the answer was cut off.
+        """
+        try:
+            return json.loads(self.text)
+        except ValueError as error:
+            cut = " It was cut off: raise max_tokens." if self.finish_reason is FinishReason.LENGTH else ""
+            raise InvalidArgumentError(f"The answer is not valid JSON: {error}.{cut}") from None
+
+    def __repr__(self) -> str:
+        return f"Reply({self.text!r}, finish_reason={self.finish_reason.value!r})"
+
+    def _repr_markdown_(self) -> str:
+        return answer_markdown(self.text)
+
+
+class ReplyStream(Iterator[Chunk]):
+    """An answer as it is written. Iterate over it for its chunks; then `reply` is the whole.
+
+    What was said is put into the tree when the answer ends, is cancelled or fails; before that the tree is as it was.
+    Closing it, or dropping it unread, cancels the answer and keeps what there is of it.
+    """
+
+    def __init__(self, generation: Generation, commit: Callable[[GenerationResult], Reply]) -> None:
+        self._generation = generation
+        self._commit = commit
+        self._chunks = iter(generation)
+        self._reply: Reply | None = None
+        self._error: Exception | None = None
+        self._ending = threading.RLock()
+
+    def __next__(self) -> Chunk:
+        try:
+            return next(self._chunks)
+        except StopIteration:
+            self._end()
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error from None
+            raise
+
+    def cancel(self) -> None:
+        """Ask the answer to stop at once; may be called from any thread. Iteration then comes to its end."""
+        self._generation.cancel()
+
+    def close(self) -> None:
+        """Cancel the answer if it is still being written, and keep what there is of it."""
+        if self._reply is None:
+            self.cancel()
+            self._end()
+
+    @property
+    def reply(self) -> Reply:
+        """The whole answer; waits for it, passing over chunks that were not read.
+
+        Raises
+        ------
+        LlamanbError
+            The generation failed.
+        """
+        for _ in self:
+            pass
+        assert self._reply is not None
+        return self._reply
+
+    def _end(self) -> None:
+        with self._ending:
+            if self._reply is not None:
+                return
+            result = self._generation.result()
+            self._error = _known(result.error)
+            self._reply = self._commit(result)
+
+    def __enter__(self) -> ReplyStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def finished(stream: ReplyStream) -> Reply:
+    """Wait for an answer; an interrupt cancels it and keeps what there is of it."""
+    with stream:
+        return stream.reply
+
+
+async def in_thread(stream: ReplyStream) -> AsyncIterator[Chunk]:
+    """Read a stream without blocking the event loop."""
+    try:
+        while (chunk := await asyncio.to_thread(next, stream, None)) is not None:
+            yield chunk
+    finally:
+        stream.cancel()  # wakes a thread that still waits for a chunk
+        await asyncio.shield(asyncio.to_thread(stream.close))
+
+
+def _known(error: Exception | None) -> Exception | None:
+    """Let no error of another kind out of a session."""
+    if error is None or isinstance(error, LlamanbError):
+        return error
+    known = DecodeError(f"The engine failed: {type(error).__name__}: {error}")
+    known.__cause__ = error
+    return known

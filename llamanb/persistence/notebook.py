@@ -6,14 +6,15 @@ import contextlib
 import hashlib
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any
-
-import nbformat
+from typing import TYPE_CHECKING, Any
 
 from llamanb.errors import HistoryFormatError, InvalidArgumentError, LlamanbError, SchemaVersionError
 from llamanb.history import CellEntry, Exchange, History
 from llamanb.messages import Message
 from llamanb.persistence.schema import Document, dump_history, load_history
+
+if TYPE_CHECKING:
+    import nbformat
 
 __all__ = [
     "DAMAGED",
@@ -43,6 +44,8 @@ def read_notebook(path: Path) -> nbformat.NotebookNode:
     InvalidArgumentError
         There is no such file, or it is not a notebook.
     """
+    import nbformat  # not when the extension is loaded: its validator takes a second and a half to import
+
     try:
         notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
         old = (notebook.nbformat, notebook.get("nbformat_minor", 0)) < (4, 5)

@@ -63,7 +63,7 @@ class ChatMagics(Magics):
             return
         branch = session.fork(arguments.name, at=arguments.at)
         history.note_maker(branch.name, cell, arguments.at)
-        print(f"Branch {branch.name!r} starts {_after(history, branch.tip)}; its cell is below.")
+        print(f"Branch {branch.name!r} starts {_after(history, branch.tip)}.\nIts cell is below.")
         self._interactive_shell.set_next_input(_cell_source(arguments), replace=False)
 
     @line_magic

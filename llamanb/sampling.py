@@ -97,7 +97,7 @@ class SamplingParams:
     stop: Sequence[str] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: str | None = None
-    json_schema: Mapping[str, Any] | bool | None = None
+    json_schema: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name, (low, high, text) in _RANGES.items():
@@ -125,7 +125,7 @@ class SamplingParams:
             return
         if self.grammar is not None:
             raise InvalidArgumentError("Give a grammar or a json_schema, not both.")
-        if not isinstance(self.json_schema, (Mapping, bool)):
+        if not isinstance(self.json_schema, Mapping):
             raise TypeError(f"json_schema must be a mapping, not {type(self.json_schema).__name__}.")
         try:
             json.dumps(self.json_schema)

@@ -12,6 +12,7 @@ from typing import Any
 from llamanb.engine.base import Engine, GenerationRequest, GenerationResult
 from llamanb.errors import (
     BranchError,
+    HistoryFormatError,
     InvalidArgumentError,
     SessionBusyError,
     SessionClosedError,
@@ -289,7 +290,9 @@ class ChatSession(_Conversation):
         stored = dict(history.extra)
         system, sampling = stored.pop("system", None), stored.pop("sampling", None)
         stored.pop("model", None)
-        session = cls(engine, sampling=None if sampling is None else SamplingParams.from_dict(sampling))
+        if system is not None and not isinstance(system, str):
+            raise HistoryFormatError("$.system", "it must be text")
+        session = cls(engine, sampling=_stored_sampling(sampling))
         history.extra = stored
         session.history = history
         session._system = system
@@ -333,7 +336,7 @@ class ChatSession(_Conversation):
         return Branch(self, name)
 
     def _ask(self, branch: str, prompt: Content, options: dict[str, Any]) -> ReplyStream:
-        if isinstance(prompt, str) and not prompt.strip():
+        if prompt == [] or (isinstance(prompt, str) and not prompt.strip()):
             raise InvalidArgumentError("The prompt is empty; write what the model should answer.")
         with self._lock:
             path = self.history.branch_path(branch)
@@ -448,3 +451,14 @@ class _Branches(Mapping[str, Branch]):
 
     def __repr__(self) -> str:
         return f"{{{', '.join(map(repr, self))}}}"
+
+
+def _stored_sampling(stored: Any) -> SamplingParams | None:
+    if stored is None:
+        return None
+    if not isinstance(stored, Mapping):
+        raise HistoryFormatError("$.sampling", "it must be an object")
+    try:
+        return SamplingParams.from_dict(stored)
+    except (TypeError, InvalidArgumentError) as error:
+        raise HistoryFormatError("$.sampling", str(error)) from None

@@ -97,8 +97,8 @@ def test_an_option_holds_for_one_call_alone(session: ChatSession) -> None:
         session.send("Hello", temperature=-1)
 
 
-@pytest.mark.parametrize("prompt", ["", "  \n"])
-def test_an_empty_prompt_is_refused(session: ChatSession, prompt: str) -> None:
+@pytest.mark.parametrize("prompt", ["", "  \n", []])
+def test_an_empty_prompt_is_refused(session: ChatSession, prompt: Any) -> None:
     before = session.to_dict()
     with pytest.raises(llamanb.InvalidArgumentError, match="empty"):
         session.send(prompt)
@@ -223,6 +223,24 @@ def test_a_session_goes_on_from_what_to_dict_returned(session: ChatSession, engi
     assert twin.to_dict() == session.to_dict()
     assert (twin.system, twin.sampling) == (session.system, session.sampling)
     assert twin.send("And one more.").messages == session.send("And one more.").messages
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"sampling": {"temperature": "hot"}}, "$.sampling"),
+        ({"sampling": {"temperature": -1}}, "$.sampling"),
+        ({"sampling": [1]}, "$.sampling"),
+        ({"system": 3}, "$.system"),
+        ({"messages": None}, "$.messages"),
+    ],
+)
+def test_a_session_that_was_tampered_with_names_the_place(
+    session: ChatSession, engine: Engine, change: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(llamanb.HistoryFormatError) as raised:
+        ChatSession.from_dict(session.to_dict() | change, engine)
+    assert raised.value.path == place
 
 
 def test_a_closed_session_says_so(session: ChatSession) -> None:

@@ -8,11 +8,12 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,17 @@ __all__ = ["LlamaCppEngine"]
 _DETERMINISTIC_UBATCH = 32
 _GGML_LOG_LEVEL_ERROR = 4
 _FEW_CANDIDATES = 256
+_MIN_CELLS = 256  # fewer than there are sequences make llama.cpp abort the process
+_MAX_THREADS = 512  # GGML_MAX_N_THREADS in ggml.h; beyond it the library writes past its end
+_MAX_GRAMMAR_DEPTH = 500  # llama.cpp's parser calls itself for every parenthesis, until the stack is full
+_MAX_GRAMMAR_LENGTH = 1_000_000
+_MAX_REPEATED = 2_000  # llama.cpp refuses more repetitions, after the converter has written them all out
 _N_OWN_SEQUENCES = 2  # one that holds removed cells, and one that parts of sequences pass through
 _GGML_TYPE_BF16 = 30  # see enum ggml_type in ggml.h
 _OK, _NO_SLOT, _ABORTED = 0, 1, 2  # what llama_decode returns, see llama.h
 
 _stderr_lock = threading.Lock()
+_GRAMMAR_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|[()]')
 _log_lines: collections.deque[str] = collections.deque(maxlen=8)
 
 
@@ -140,7 +147,7 @@ class LlamaCppEngine:
         self._closed = False
         try:
             self._n_ctx = min(n_ctx, self._native.n_ctx_train)
-            wanted = max(n_cells or 2 * self._n_ctx, self._n_ctx)
+            wanted = max(n_cells or 2 * self._n_ctx, self._n_ctx, _MIN_CELLS)
             _check_memory(file.path.name, header, wanted)
             threads = n_threads or _default_threads()
             self._native.open_context(wanted, n_seq_max, n_batch, threads, self.deterministic)
@@ -421,12 +428,14 @@ class _Native:
         """Return a grammar sampler, or ``None`` where the answer is free."""
         source = sampling.grammar
         if sampling.json_schema is not None:
+            _check_schema(sampling.json_schema)
             try:
                 source = json_schema_to_gbnf(json.dumps(sampling.json_schema))
             except Exception as error:  # the converter raises what its input leads it to
                 raise InvalidArgumentError(f"json_schema cannot be turned into a grammar: {error!r}.") from error
         if source is None:
             return None
+        _check_grammar(source)
         _log_lines.clear()
         with _captured_stderr() as printed:
             grammar = llama_cpp.llama_sampler_init_grammar(self._vocab, source.encode(), b"root")
@@ -622,6 +631,34 @@ def _captured_stderr() -> Iterator[list[str]]:
             lines += file.read().decode("utf-8", errors="replace").splitlines()
 
 
+def _check_schema(value: Any) -> None:
+    """Refuse numbers of repetitions that a grammar cannot hold, wherever in a schema they stand."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Mapping):
+            for key in ("minLength", "maxLength", "minItems", "maxItems"):
+                number = item.get(key)
+                if isinstance(number, (int, float)) and number > _MAX_REPEATED:
+                    raise InvalidArgumentError(f"json_schema: {key} is {number}; it must be at most {_MAX_REPEATED}.")
+            pending += item.values()
+        elif isinstance(item, list):
+            pending += item
+
+
+def _check_grammar(source: str) -> None:
+    """Refuse a grammar that would fill the stack of llama.cpp's parser and end the process."""
+    if len(source) > _MAX_GRAMMAR_LENGTH:
+        raise InvalidArgumentError(
+            f"The grammar has {len(source):,} characters; it must have at most {_MAX_GRAMMAR_LENGTH:,}."
+        )
+    depth = 0
+    for mark in _GRAMMAR_TOKEN.findall(source):
+        depth += {"(": 1, ")": -1}.get(mark, 0)
+        if depth > _MAX_GRAMMAR_DEPTH:
+            raise InvalidArgumentError(f"The grammar nests more than {_MAX_GRAMMAR_DEPTH} parentheses.")
+
+
 def _check_counts(n_ctx: int, n_cells: int | None, n_seq_max: int, n_batch: int, n_threads: int | None) -> None:
     named = {"n_ctx": n_ctx, "n_cells": n_cells, "n_batch": n_batch, "n_threads": n_threads}
     for name, value in named.items():
@@ -630,8 +667,11 @@ def _check_counts(n_ctx: int, n_cells: int | None, n_seq_max: int, n_batch: int,
     most = int(llama_cpp.llama_max_parallel_sequences()) - _N_OWN_SEQUENCES
     if isinstance(n_seq_max, bool) or not isinstance(n_seq_max, int) or not 1 <= n_seq_max <= most:
         raise SequenceLimitError(f"n_seq_max is {n_seq_max!r}; it must be from 1 to {most}.")
-    if n_batch < n_seq_max:
-        raise InvalidArgumentError(f"n_batch is {n_batch}; it must be at least n_seq_max, which is {n_seq_max}.")
+    if n_batch < n_seq_max + _N_OWN_SEQUENCES:
+        least = n_seq_max + _N_OWN_SEQUENCES
+        raise InvalidArgumentError(f"n_batch is {n_batch}; with n_seq_max={n_seq_max} it must be at least {least}.")
+    if n_threads is not None and n_threads > _MAX_THREADS:
+        raise InvalidArgumentError(f"n_threads is {n_threads}; it must be at most {_MAX_THREADS}.")
 
 
 def _check_memory(name: str, header: dict[str, Any], n_cells: int) -> None:

@@ -111,6 +111,27 @@ def test_a_grammar_that_is_wrong_is_one_sentence(
     assert answer(shared_llama_engine, "Hello").text
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"json_schema": {"type": "string", "maxLength": 30_000}},
+        {"json_schema": {"type": "array", "items": {"type": "string", "minLength": 10**9}}},
+        {"grammar": "root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000},
+        {"grammar": 'root ::= "' + "a" * 2_000_000 + '"'},
+    ],
+)
+def test_a_constraint_that_is_too_large_is_refused(shared_llama_engine: LlamaCppEngine, options: Any) -> None:
+    with pytest.raises(llamanb.InvalidArgumentError, match=r"at most|nests more"):
+        answer(shared_llama_engine, "Hello", **options)
+    assert answer(shared_llama_engine, "Hello", grammar='root ::= "((((" [(]').text == "((((("
+
+
+@pytest.mark.parametrize("options", [{"n_ctx": 1}, {"n_ctx": 8}, {"n_ctx": 64, "n_seq_max": 254}])
+def test_a_tiny_window_is_only_too_small(options: Any) -> None:
+    with LlamaCppEngine(**options) as engine, pytest.raises(llamanb.ContextWindowExceededError):
+        llamanb.ChatSession(engine).send("word " * 64)
+
+
 def test_a_bias_bans_and_forces_tokens(shared_llama_engine: LlamaCppEngine) -> None:
     plain = answer(shared_llama_engine, "Name a colour.").text
     first = shared_llama_engine.tokenize(plain)[0]
@@ -176,6 +197,8 @@ def test_the_window_is_at_most_the_trained_one() -> None:
         ({"n_ctx": 0}, llamanb.InvalidArgumentError),
         ({"n_ctx": "big"}, llamanb.InvalidArgumentError),
         ({"n_batch": 4}, llamanb.InvalidArgumentError),
+        ({"n_batch": 17}, llamanb.InvalidArgumentError),
+        ({"n_threads": 100_000}, llamanb.InvalidArgumentError),
         ({"n_seq_max": 0}, llamanb.SequenceLimitError),
         ({"n_seq_max": 300}, llamanb.SequenceLimitError),
         ({"n_cells": 10**9}, llamanb.ModelLoadError),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -132,7 +133,9 @@ class ReplyStream(Iterator[Chunk]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        # Nothing that is raised here could be caught; what a second interrupt leaves undone the session settles later.
+        with contextlib.suppress(BaseException):
+            self.close()
 
 
 def finished(stream: ReplyStream) -> Reply:

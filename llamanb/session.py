@@ -6,7 +6,8 @@ import functools
 import itertools
 import secrets
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 from llamanb.engine.base import Engine, GenerationRequest, GenerationResult
@@ -18,7 +19,7 @@ from llamanb.errors import (
     SessionClosedError,
 )
 from llamanb.history import History, Reference
-from llamanb.messages import Chunk, Content, FinishReason, Message
+from llamanb.messages import Chunk, Content, FinishReason, Message, storable
 from llamanb.persistence.schema import dump_history, load_history
 from llamanb.reply import Reply, ReplyStream, finished, in_thread
 from llamanb.sampling import MAX_SEED, SamplingParams, derive_seed
@@ -204,7 +205,8 @@ class ChatSession(_Conversation):
         self.history = History()
         self._system = system
         self._lock = threading.RLock()
-        self._busy: set[str] = set()
+        self._busy: dict[str, weakref.ref[ReplyStream]] = {}
+        self._unsettled: dict[str, Callable[[], Reply]] = {}
         self._closed = False
         if system is not None:
             self.history.set_system(self.history.active, system)
@@ -319,7 +321,11 @@ class ChatSession(_Conversation):
         if self._closed:
             raise SessionClosedError("The session is closed; make a new one.")
 
-    def _require_idle(self, branch: str) -> None:
+    def _require_ready(self, branch: str) -> None:
+        """Raise unless the branch can be asked or changed; what an abandoned stream left is settled first."""
+        self._require_open()
+        if branch in self._busy and self._busy[branch]() is None:
+            self._unsettled[branch]()  # its stream is gone, perhaps by a second interrupt while it was closing
         if branch in self._busy:
             raise SessionBusyError(f"Branch {branch!r} is answering; wait for it, or fork and ask there.")
 
@@ -339,12 +345,14 @@ class ChatSession(_Conversation):
         if prompt == [] or (isinstance(prompt, str) and not prompt.strip()):
             raise InvalidArgumentError("The prompt is empty; write what the model should answer.")
         with self._lock:
+            self._require_ready(branch)
             path = self.history.branch_path(branch)
             message = Message.create("user", prompt, parent=path[-1].id if path else None)
             return self._start(branch, [*path, message], set(), options)
 
     def _answer_again(self, branch: str, options: dict[str, Any]) -> ReplyStream:
         with self._lock:
+            self._require_ready(branch)
             path = self.history.branch_path(branch)
             while path and path[-1].role != "user":
                 path.pop()
@@ -356,18 +364,27 @@ class ChatSession(_Conversation):
 
     def _start(self, branch: str, path: list[Message], seeds: set[Any], options: dict[str, Any]) -> ReplyStream:
         """Start an answer to a path; its seed counts up past `seeds`, which gave the answers that are there."""
-        self._require_open()
-        self._require_idle(branch)
         engine: Engine = options.pop("engine", None) or self.engine
         sampling = self.sampling.replace(**options)
         if sampling.seed == "random" and not sampling.greedy:
             sampling = sampling.replace(seed=secrets.randbelow(MAX_SEED + 1))
         count = next(n for n in itertools.count() if derive_seed(sampling, path[-1].id, n).seed not in seeds - {None})
         sampling = derive_seed(sampling, path[-1].id, count)
+        try:
+            storable(sampling.acting())
+        except HistoryFormatError as error:
+            raise InvalidArgumentError(f"An option cannot be stored: {error.path[2:]}: {error.problem}.") from None
         request = GenerationRequest(tuple(path), engine.encode(path), sampling)
         generation = engine.submit(request)
-        self._busy.add(branch)
-        return ReplyStream(generation, functools.partial(self._commit, branch, path, sampling, engine))
+        commit = functools.partial(self._commit, branch, path, sampling, engine)
+        stream = ReplyStream(generation, commit)
+
+        def settle() -> Reply:
+            generation.cancel()
+            return commit(generation.result())
+
+        self._busy[branch], self._unsettled[branch] = weakref.ref(stream), settle
+        return stream
 
     def _commit(
         self, branch: str, path: list[Message], sampling: SamplingParams, engine: Engine, result: GenerationResult
@@ -377,7 +394,8 @@ class ChatSession(_Conversation):
         empty = not (result.text or result.reasoning or result.tool_calls)
         exchange: tuple[Message, ...] = ()
         with self._lock:
-            self._busy.discard(branch)
+            self._busy.pop(branch, None)
+            self._unsettled.pop(branch, None)
             if not (ended_early and empty):
                 exchange = self._store(branch, path, sampling, engine, result)
         return Reply(
@@ -420,8 +438,7 @@ class _Changing:
     def __enter__(self) -> History:
         self._session._lock.acquire()
         try:
-            self._session._require_open()
-            self._session._require_idle(self._branch)
+            self._session._require_ready(self._branch)
         except BaseException:
             self._session._lock.release()
             raise

@@ -78,6 +78,33 @@ def test_a_stream_that_is_dropped_unread_leaves_the_branch_free(session: ChatSes
     assert session.send("Name a colour.").text
 
 
+def test_a_second_interrupt_while_a_dropped_stream_closes_leaves_the_branch_usable(
+    session: ChatSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(stream: llamanb.ReplyStream) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llamanb.ReplyStream, "close", interrupted)
+        stream = session.stream("Count to one hundred.")
+        first = next(stream).text
+        del stream
+        gc.collect()
+    assert session.send("Name a colour.").text
+    assert session.messages[2].text.startswith(first)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("options", [{"stop": ["\ud800"]}, {"json_schema": {"enum": [float("nan")]}}])
+def test_an_option_that_cannot_be_stored_is_refused_before_anything_is_said(
+    session: ChatSession, options: dict[str, Any]
+) -> None:
+    with pytest.raises(llamanb.InvalidArgumentError, match=next(iter(options))):
+        session.send("Hello", **options)
+    assert roles(session) == ["system"]
+    assert session.send("Hello").text
+
+
 def test_one_branch_gives_one_answer_at_a_time(session: ChatSession) -> None:
     with session.stream("Count to one hundred."):
         with pytest.raises(llamanb.SessionBusyError):

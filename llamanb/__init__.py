@@ -94,7 +94,6 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics; called by ``%load_ext llamanb``."""
     from llamanb.magics.commands import ChatMagics
     from llamanb.magics.prompt import keep_questions
-    from llamanb.reply import Reply, ReplyStream
     from llamanb.runtime import get_runtime
 
     runtime = get_runtime()
@@ -106,7 +105,6 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Stop listening to the shell; called by ``%unload_ext llamanb``."""
     from llamanb.magics.prompt import keep_questions
-    from llamanb.reply import Reply, ReplyStream
     from llamanb.runtime import get_runtime
 
     shell.events.unregister("post_run_cell", get_runtime().finish_request)

@@ -73,7 +73,8 @@ class SamplingParams:
     grammar
         A GBNF grammar that the answer must match, with a rule ``root``. Not together with `json_schema`.
     json_schema
-        A JSON schema that the answer must match.
+        A JSON schema that the answer must match. An object that names its properties has no others unless
+        ``additionalProperties`` says so; every keyword that cannot be held to is refused.
 
     Raises
     ------
@@ -129,6 +130,8 @@ class SamplingParams:
             raise TypeError(f"json_schema must be a mapping, not {type(self.json_schema).__name__}.")
         try:
             json.dumps(self.json_schema)
+        except RecursionError:
+            raise InvalidArgumentError("json_schema is nested too deeply.") from None
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(f"json_schema is not JSON: {error}.") from None
 

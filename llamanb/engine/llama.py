@@ -6,23 +6,24 @@ import atexit
 import collections
 import contextlib
 import ctypes
-import json
+import functools
 import os
 import re
 import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
-from llama_cpp.llama_grammar import json_schema_to_gbnf
+from llguidance import LLTokenizer
 
 from llamanb.engine.base import EngineStats, Generation, GenerationRequest, answer_budget, require_open
 from llamanb.engine.cache import CacheBook
+from llamanb.engine.constraint import Constraint, SchemaConstraint, check_schema
 from llamanb.engine.scheduler import Outcome, Row, Scheduler
 from llamanb.engine.template import ChatTemplate
 from llamanb.errors import (
@@ -46,7 +47,6 @@ _MIN_CELLS = 256  # fewer than there are sequences make llama.cpp abort the proc
 _MAX_THREADS = 512  # GGML_MAX_N_THREADS in ggml.h; beyond it the library writes past its end
 _MAX_GRAMMAR_DEPTH = 500  # llama.cpp's parser calls itself for every parenthesis, until the stack is full
 _MAX_GRAMMAR_LENGTH = 1_000_000
-_MAX_REPEATED = 2_000  # llama.cpp refuses more repetitions, after the converter has written them all out
 _N_OWN_SEQUENCES = 2  # one that holds removed cells, and one that parts of sequences pass through
 _GGML_TYPE_BF16 = 30  # see enum ggml_type in ggml.h
 _OK, _NO_SLOT, _ABORTED = 0, 1, 2  # what llama_decode returns, see llama.h
@@ -420,21 +420,40 @@ class _Native:
         for token in sampling.logit_bias:
             if token >= self.n_vocab:
                 raise InvalidArgumentError(f"logit_bias names token {token}; this model has {self.n_vocab} tokens.")
-        grammar = self.new_grammar(sampling)
-        if grammar is not None:
-            llama_cpp.llama_sampler_free(grammar)
-
-    def new_grammar(self, sampling: SamplingParams) -> Any:
-        """Return a grammar sampler, or ``None`` where the answer is free."""
-        source = sampling.grammar
         if sampling.json_schema is not None:
-            _check_schema(sampling.json_schema)
-            try:
-                source = json_schema_to_gbnf(json.dumps(sampling.json_schema))
-            except Exception as error:  # the converter raises what its input leads it to
-                raise InvalidArgumentError(f"json_schema cannot be turned into a grammar: {error!r}.") from error
-        if source is None:
-            return None
+            check_schema(sampling.json_schema)
+        if sampling.grammar is not None:
+            self.grammar(sampling.grammar).close()
+
+    def constraint(self, sampling: SamplingParams) -> Constraint | None:
+        """Return what holds an answer to a schema or a grammar, or ``None`` where it is free."""
+        if sampling.json_schema is not None:
+            return SchemaConstraint(self._tokenizer, sampling.json_schema)
+        return None if sampling.grammar is None else self.grammar(sampling.grammar)
+
+    @functools.cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        """The vocabulary as llguidance knows it; made when it is first needed, which takes a third of a second."""
+        first = int(llama_cpp.llama_vocab_eos(self._vocab))
+        ends = [token for token in range(self.n_vocab) if self.is_end(token)]
+        # A control token has no text that an answer could hold; 0xFF, which UTF-8 never has, marks one.
+        pieces = [self.piece(token) or b"\xff" + self._token_text(token).encode() for token in range(self.n_vocab)]
+        tokenize = ctypes.cast(llama_cpp.llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value
+        return LLTokenizer.from_llamacpp(  # type: ignore[attr-defined]
+            tokens=pieces,
+            vocab_ptr=self._vocab,
+            tokenize_fptr=tokenize,
+            eos_token=sorted(ends, key=lambda token: token != first),
+        )
+
+    def grammar(self, source: str) -> _Grammar:
+        """Return a grammar sampler.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The source is not valid GBNF.
+        """
         _check_grammar(source)
         _log_lines.clear()
         with _captured_stderr() as printed:
@@ -442,7 +461,7 @@ class _Native:
         if not grammar:
             reason = next((line for line in [*printed, *_log_lines] if line), "it has no rule 'root'")
             raise InvalidArgumentError(f"The grammar is not valid GBNF: {_reason(reason)}")
-        return grammar
+        return _Grammar(grammar)
 
     # -- ending -------------------------------------------------------------------------------------------------
 
@@ -465,12 +484,56 @@ class _Native:
             self._model = None
 
 
+class _Grammar:
+    """What one answer may go on with by a GBNF grammar."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def allows(self, token: int) -> bool:
+        """Whether the answer may go on with a token."""
+        return bool(self._allowed_of(np.array([token]), np.ones(1)).size)
+
+    def allowed(self, logits: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, Any]:
+        """Return at least the `n` likeliest of the tokens that the answer may go on with.
+
+        Raises
+        ------
+        DecodeError
+            There are none.
+        """
+        n_vocab = len(logits)
+        for size in (_FEW_CANDIDATES, 16 * _FEW_CANDIDATES, n_vocab):
+            whole = size >= n_vocab
+            tokens = np.arange(n_vocab) if whole else np.sort(np.argpartition(-logits, size)[:size])
+            allowed = self._allowed_of(tokens, logits[tokens])
+            if whole or len(allowed) >= n:
+                break
+        if not len(allowed):
+            raise DecodeError("The grammar allows no token here that this model knows.")
+        return allowed
+
+    def _allowed_of(self, tokens: np.ndarray[Any, Any], logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        candidates = _candidates(tokens, logits)
+        array = _token_array(candidates)
+        llama_cpp.llama_sampler_apply(self._sampler, ctypes.byref(array))
+        return np.asarray(candidates["id"][np.isfinite(candidates["logit"])])
+
+    def accept(self, token: int) -> None:
+        """Go on with a token."""
+        llama_cpp.llama_sampler_accept(self._sampler, token)
+
+    def close(self) -> None:
+        """Free it."""
+        llama_cpp.llama_sampler_free(self._sampler)
+
+
 class _Sampler:
     """The sampler chain of one request, in the order of llama.cpp's own default."""
 
     def __init__(self, native: _Native, sampling: SamplingParams, prompt: Sequence[int]) -> None:
         self._native = native
-        self._grammar = native.new_grammar(sampling)
+        self._constraint = native.constraint(sampling)
         # How many of the likeliest tokens decide what the chain does; without top-k, or with logits that it changes
         # first, all of them may.
         ranked = not (sampling.logit_bias or self._looks_back(sampling))
@@ -524,17 +587,18 @@ class _Sampler:
 
     def sample(self, row: int) -> int:
         """Return the token that follows a row of the last batch."""
-        if self._grammar is None:
+        constraint = self._constraint
+        if constraint is None:
             return int(llama_cpp.llama_sampler_sample(self._chain, self._native._context, row))
         logits = self._native.logits(row)
-        token = self._choose(np.arange(len(logits), dtype=np.int32), logits)
-        if not self._allowed(token):
-            # Asking the grammar about one token is cheap, and about all of them is not: llama.cpp's own programs ask
+        token = self._choose(np.arange(len(logits)), logits)
+        if not constraint.allows(token):
+            # Asking a grammar about one token is cheap, and about all of them is not: llama.cpp's own programs ask
             # further only when the first choice is refused.
-            allowed = self._allowed_of(logits)
+            allowed = constraint.allowed(logits, self._n_looked_at)
             token = self._choose(allowed, logits[allowed])
         if not self._native.is_end(token):
-            llama_cpp.llama_sampler_accept(self._grammar, token)
+            constraint.accept(token)
         llama_cpp.llama_sampler_accept(self._chain, token)
         return token
 
@@ -544,33 +608,11 @@ class _Sampler:
         llama_cpp.llama_sampler_apply(self._chain, ctypes.byref(array))
         return int(array.data[array.selected].id)
 
-    def _allowed_of(self, logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the likeliest tokens that the grammar allows, as many as the chain can look at."""
-        n_vocab = len(logits)
-        for size in (_FEW_CANDIDATES, 16 * _FEW_CANDIDATES, n_vocab):
-            whole = size >= n_vocab
-            tokens = np.arange(n_vocab) if whole else np.sort(np.argpartition(-logits, size)[:size])
-            candidates = _candidates(tokens.astype(np.int32), logits[tokens])
-            array = _token_array(candidates)
-            llama_cpp.llama_sampler_apply(self._grammar, ctypes.byref(array))
-            allowed = candidates["id"][np.isfinite(candidates["logit"])]
-            if whole or len(allowed) >= self._n_looked_at:
-                break
-        if not len(allowed):
-            raise DecodeError("The grammar allows no token here that this model knows.")
-        return np.asarray(allowed)
-
-    def _allowed(self, token: int) -> bool:
-        candidate = _candidates(np.array([token], dtype=np.int32), np.ones(1, dtype=np.float32))
-        array = _token_array(candidate)
-        llama_cpp.llama_sampler_apply(self._grammar, ctypes.byref(array))
-        return bool(np.isfinite(array.data[0].logit))
-
     def close(self) -> None:
         """Free the chain and the grammar."""
         llama_cpp.llama_sampler_free(self._chain)
-        if self._grammar is not None:
-            llama_cpp.llama_sampler_free(self._grammar)
+        if self._constraint is not None:
+            self._constraint.close()
 
 
 def _candidates(tokens: np.ndarray[Any, Any], logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -629,21 +671,6 @@ def _captured_stderr() -> Iterator[list[str]]:
             os.close(saved)
             file.seek(0)
             lines += file.read().decode("utf-8", errors="replace").splitlines()
-
-
-def _check_schema(value: Any) -> None:
-    """Refuse numbers of repetitions that a grammar cannot hold, wherever in a schema they stand."""
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, Mapping):
-            for key in ("minLength", "maxLength", "minItems", "maxItems"):
-                number = item.get(key)
-                if isinstance(number, (int, float)) and number > _MAX_REPEATED:
-                    raise InvalidArgumentError(f"json_schema: {key} is {number}; it must be at most {_MAX_REPEATED}.")
-            pending += item.values()
-        elif isinstance(item, list):
-            pending += item
 
 
 def _check_grammar(source: str) -> None:

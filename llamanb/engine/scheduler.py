@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -209,11 +210,10 @@ class Scheduler:
         try:
             self._step()
         except Exception as error:  # the thread must outlive every failure; each request is told of it
-            problem = error if isinstance(error, LlamanbError) else DecodeError(f"The engine failed: {error}.")
             with self._changed:
                 for slot in list(self._slots):
-                    self._drop(slot)
-                    self._finish(slot, FinishReason.ERROR, problem)
+                    self._drop(slot.seq_id)
+                    self._finish(slot, FinishReason.ERROR, _known(error))
 
     # -- admission ----------------------------------------------------------------------------------------------
 
@@ -239,25 +239,25 @@ class Scheduler:
 
     def _start(self, waiting: _Waiting, placement: Placement, prompt: list[int]) -> None:
         n_cached = placement.n_cached
-        if not self._carry_out(placement.steps):
-            self._device.remove(placement.seq_id, 0)
-            self._book.cut(placement.seq_id, 0)
-            n_cached = 0
-        placement = Placement(placement.seq_id, n_cached, ())
         try:
+            if not self._carry_out(placement.steps):
+                self._device.remove(placement.seq_id, 0)
+                self._book.cut(placement.seq_id, 0)
+                n_cached = 0
             sampler = self._device.sampler(waiting.request.sampling, prompt)
-        except LlamanbError as error:
+        except Exception as error:  # as in a step: the thread must outlive it, and the request is told of it
+            self._drop(placement.seq_id)
             self._book.release(placement.seq_id)
             waiting.clock.ended = time.perf_counter()
             usage = waiting.clock.usage(len(prompt), n_cached, 0)
-            waiting.generation.finish(GenerationResult("", FinishReason.ERROR, usage, error=error))
+            waiting.generation.finish(GenerationResult("", FinishReason.ERROR, usage, error=_known(error)))
             return
         self._slots.append(
             _Slot(
                 waiting.request,
                 waiting.generation,
                 waiting.budget,
-                placement,
+                Placement(placement.seq_id, n_cached, ()),
                 sampler,
                 waiting.clock,
                 TextAssembler(waiting.request.sampling.stop),
@@ -376,10 +376,11 @@ class Scheduler:
         if text:
             slot.generation.emit(Chunk("answer", text))
 
-    def _drop(self, slot: _Slot) -> None:
+    def _drop(self, seq_id: int) -> None:
         """Empty a sequence whose contents are in doubt."""
-        self._device.remove(slot.seq_id, 0)
-        self._book.cut(slot.seq_id, 0)
+        with contextlib.suppress(Exception):  # the device has failed once already
+            self._device.remove(seq_id, 0)
+        self._book.cut(seq_id, 0)
 
     def _finish(self, slot: _Slot, reason: FinishReason, error: Exception | None = None) -> None:
         self._show(slot, slot.assembler.finish())
@@ -392,3 +393,7 @@ class Scheduler:
             self._slots.remove(slot)
             slot.sampler.close()
         slot.generation.finish(GenerationResult(slot.assembler.text, reason, usage, error=error))
+
+
+def _known(error: Exception) -> LlamanbError:
+    return error if isinstance(error, LlamanbError) else DecodeError(f"The engine failed: {error}.")

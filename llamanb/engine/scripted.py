@@ -19,6 +19,7 @@ from llamanb.engine.base import (
     require_open,
 )
 from llamanb.engine.cache import CacheBook, Placement
+from llamanb.engine.constraint import check_schema
 from llamanb.engine.parsing import TextAssembler
 from llamanb.engine.template import CHATML, ChatTemplate
 from llamanb.errors import EngineError, InvalidArgumentError
@@ -130,6 +131,8 @@ class ScriptedEngine:
     def submit(self, request: GenerationRequest) -> Generation:
         """Start a generation in a thread of its own."""
         require_open(self._closed)
+        if request.sampling.json_schema is not None:
+            check_schema(request.sampling.json_schema)
         budget = answer_budget(request, self._n_ctx)
         with self._lock:
             reply = self._next_reply()

@@ -208,3 +208,36 @@ def test_an_engine_can_be_used_from_many_threads(engine: Engine) -> None:
         thread.join()
     assert len(texts) == 4
     assert len(set(texts.values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"not": {"type": "string"}}, '"not"'),
+        ({"type": "array", "uniqueItems": True}, '"uniqueItems"'),
+        ({"type": "strng"}, "strng"),
+        ({"properties": 5}, "properties must be an object"),
+        ({"enum": []}, "empty"),
+        ({"anyOf": []}, "empty"),
+        ({"$ref": "#/$defs/x"}, r"'/\$defs/x' does not exist"),
+        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "incompatible types"),
+        ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength"),
+        ({"type": "array", "minItems": 3, "maxItems": 1}, "minItems"),
+        ({"type": "string", "pattern": "(a"}, "unclosed group"),
+    ],
+)
+def test_a_schema_that_cannot_be_held_to_is_refused(engine: Engine, schema: Any, says: str) -> None:
+    with pytest.raises(llamanb.InvalidArgumentError, match=f"json_schema cannot be used: .*{says}"):
+        start(engine, asked("Hello"), GREEDY.replace(json_schema=schema))
+
+
+def test_a_schema_nested_without_end_is_refused(engine: Engine) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(300):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(llamanb.InvalidArgumentError, match="json_schema"):
+        start(engine, asked("Hello"), GREEDY.replace(json_schema=schema))
+    for _ in range(100_000):
+        schema = {"items": schema}
+    with pytest.raises(llamanb.InvalidArgumentError, match="json_schema is nested too deeply"):
+        start(engine, asked("Hello"), GREEDY.replace(json_schema=schema))

@@ -10,10 +10,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 import llamanb
-from llamanb import LlamaCppEngine, Message, SamplingParams
+from llamanb import FinishReason, LlamaCppEngine, Message, SamplingParams
 from llamanb.engine.base import GenerationRequest
 from llamanb.models import resolve
 
@@ -79,19 +80,52 @@ def test_answers_go_on_while_a_long_prompt_is_read(shared_llama_engine: LlamaCpp
     assert generation.result().usage.n_generated >= n_steps
 
 
-def test_a_schema_makes_valid_json(shared_llama_engine: LlamaCppEngine) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 12}, "legs": {"type": "integer", "maximum": 9}},
-        "required": ["name", "legs"],
-    }
-    for temperature in (0.0, 1.5):
+TREE = {"type": "object", "properties": {"n": {"enum": [1]}, "in": {"$ref": "#"}}, "required": ["n"]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 12}, "legs": {"type": "integer", "maximum": 9}},
+            "required": ["name", "legs"],
+            "additionalProperties": False,
+        },
+        {"enum": ["a\nb"]},
+        {"enum": ["a\\b"]},
+        {"const": {'say "it"': "😀"}},
+        {"type": "object", "properties": {'a"b\\c': {"type": "boolean"}}, "required": ['a"b\\c']},
+        {"type": "integer", "minimum": 13, "maximum": 17},
+        {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a", "b"], "maxProperties": 2},
+        {"type": "array", "items": {"type": "integer", "maximum": 99, "minimum": 0}, "minItems": 2, "maxItems": 4},
+        {"anyOf": [{"type": "null"}, {"type": "array", "prefixItems": [{"const": 1}], "maxItems": 1}]},
+        {"type": "string", "pattern": "^[a-f]{3,5}$"},
+        {"type": "string", "format": "date"},
+        {"type": "string", "maxLength": 1999},
+        {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 4}]},
+        TREE,
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_an_answer_matches_its_schema(shared_llama_engine: LlamaCppEngine, schema: Any, temperature: float) -> None:
+    result = answer(
+        shared_llama_engine, "Describe a dog.", json_schema=schema, temperature=temperature, seed=1, max_tokens=200
+    )
+    if result.finish_reason is FinishReason.STOP:
+        jsonschema.validate(json.loads(result.text), schema)
+    else:
+        assert "maxLength" in schema
+        assert result.text.startswith('"')
+
+
+def test_an_object_has_only_the_properties_that_its_schema_names(shared_llama_engine: LlamaCppEngine) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}}, "required": ["name"]}
+    for seed in range(4):
         result = answer(
-            shared_llama_engine, "Describe a dog.", json_schema=schema, temperature=temperature, seed=1, max_tokens=80
+            shared_llama_engine, "Describe a dog.", json_schema=schema, temperature=1.5, seed=seed, max_tokens=80
         )
-        value = json.loads(result.text)
-        assert set(value) == {"name", "legs"}
-        assert isinstance(value["legs"], int)
+        assert set(json.loads(result.text)) == {"name"}
 
 
 def test_a_grammar_constrains_the_answer(shared_llama_engine: LlamaCppEngine) -> None:
@@ -114,13 +148,11 @@ def test_a_grammar_that_is_wrong_is_one_sentence(
 @pytest.mark.parametrize(
     "options",
     [
-        {"json_schema": {"type": "string", "maxLength": 30_000}},
-        {"json_schema": {"type": "array", "items": {"type": "string", "minLength": 10**9}}},
         {"grammar": "root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000},
         {"grammar": 'root ::= "' + "a" * 2_000_000 + '"'},
     ],
 )
-def test_a_constraint_that_is_too_large_is_refused(shared_llama_engine: LlamaCppEngine, options: Any) -> None:
+def test_a_grammar_that_is_too_large_is_refused(shared_llama_engine: LlamaCppEngine, options: Any) -> None:
     with pytest.raises(llamanb.InvalidArgumentError, match=r"at most|nests more"):
         answer(shared_llama_engine, "Hello", **options)
     assert answer(shared_llama_engine, "Hello", grammar='root ::= "((((" [(]').text == "((((("
@@ -130,6 +162,24 @@ def test_a_constraint_that_is_too_large_is_refused(shared_llama_engine: LlamaCpp
 def test_a_tiny_window_is_only_too_small(options: Any) -> None:
     with LlamaCppEngine(**options) as engine, pytest.raises(llamanb.ContextWindowExceededError):
         llamanb.ChatSession(engine).send("word " * 64)
+
+
+@pytest.mark.parametrize("place", ["sampler", "decode"])
+def test_a_failure_inside_the_engine_ends_the_request_and_nothing_else(
+    shared_llama_engine: LlamaCppEngine, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(shared_llama_engine, "Count to ten, then say why.")
+
+    def failing(*arguments: Any) -> Any:
+        raise RuntimeError("it broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_llama_engine._native, place, failing)
+        failed = answer(shared_llama_engine, "Count to ten, then say how.")
+    assert failed.finish_reason is FinishReason.ERROR
+    assert isinstance(failed.error, llamanb.DecodeError)
+    assert "it broke" in str(failed.error)
+    assert answer(shared_llama_engine, "Hello").text
 
 
 def test_a_bias_bans_and_forces_tokens(shared_llama_engine: LlamaCppEngine) -> None:

@@ -12,7 +12,7 @@ from llamanb.runner import describe, run
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, 1 where a cell failed, 2 where the call was wrong."""
+    """Run the command line and return its exit code: 0; 1 a cell failed; 2 the call was wrong; 130 interrupted."""
     parser = argparse.ArgumentParser(prog="python -m llamanb", description="Conversations with local models.")
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="execute a notebook and fold its conversations into its metadata")
@@ -27,6 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
     except LlamanbError as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    except KeyboardInterrupt as interrupt:
+        sys.stderr.write(f"{interrupt or 'Interrupted.'}\n")
+        return 130  # as a shell reports a process that ends by SIGINT
     sys.stdout.write(f"{describe(document) or 'Nothing was said.'}\n\n")
     sys.stdout.write(f"The executed notebook, with the conversation in it: {options.out}\n")
     sys.stdout.write(f"Open it:  {shlex.quote(sys.executable)} -m jupyterlab {shlex.quote(str(options.out))}\n")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import contextlib
 import json
+import re
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,10 @@ _EXPORT = "__import__('sys').modules['llamanb.runtime'].get_runtime().export()"
 """What the runner asks the kernel; it fails where the notebook has not loaded the extension, which is no fault."""
 
 
+_KERNEL_LOG = re.compile(r"\s*$|.*\[IPKernelApp\]|.*(?:Warning|warn)\b")
+"""What a kernel writes to stderr without dying of it."""
+
+
 class RunFailedError(LlamanbError):
     """A cell failed; what was executed until then has been written."""
 
@@ -46,6 +54,7 @@ class _Client(NotebookClient):  # type: ignore[misc]
         super().__init__(notebook, **options)
         self.report = report
         self.sessions: dict[str, Any] | None = None
+        self.interrupted = False
 
     async def async_execute_cell(self, cell: Any, cell_index: int, *arguments: Any, **options: Any) -> Any:
         if cell.cell_type != "code" or not cell.source.strip():
@@ -58,7 +67,7 @@ class _Client(NotebookClient):  # type: ignore[misc]
             busy = True
             raise
         finally:
-            if not busy and await self._alive():
+            if not (busy or self.interrupted) and await self._alive():
                 await self._ask_for_sessions()
             self.report.cell_ends(cell)
 
@@ -139,11 +148,14 @@ def run(
     RunFailedError
         A cell failed or the kernel died; what was executed until then has been written.
     InvalidArgumentError
-        The source is no notebook, or the target cannot be written.
+        The source is no notebook, or the target cannot be written; nothing is executed then.
+    KeyboardInterrupt
+        It was interrupted; what was executed until then has been written.
     SchemaVersionError
         The source's conversation was written by a newer llamanb; nothing is executed or written.
     """
     notebook = read_notebook(source)
+    _check_target(target)
     say = write or _print
     try:
         read_document(notebook.metadata)
@@ -171,27 +183,69 @@ def run(
     if document.sessions:
         write_document(notebook.metadata, document)
     _write_notebook(notebook, target)
+    if client.interrupted:
+        raise KeyboardInterrupt(f"Interrupted. What was executed is in {target}.")
     if failure is not None:
         raise RunFailedError(f"{failure} What was executed is in {target}.")
     return document
 
 
 def _executed(client: _Client) -> str | None:
-    """Execute a notebook and return what went wrong, as a sentence."""
-    with tempfile.TemporaryFile() as log:  # a kernel talks about itself there; only its last words are of interest
+    """Execute a notebook, until an interrupt, and return what went wrong, as a sentence.
+
+    It runs in a thread of its own: nbclient cannot end in order when its event loop is interrupted from within.
+    """
+    outcome: list[str | None] = []
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+    started, done = threading.Event(), threading.Event()
+
+    async def execute(log: Any) -> None:
+        task = asyncio.ensure_future(client.async_execute(stderr=log))
+        running.append((asyncio.get_running_loop(), task))
+        started.set()
+        await task
+
+    def work() -> None:
+        with tempfile.TemporaryFile() as log:  # a kernel talks about itself there; what it dies of is said there too
+            try:
+                asyncio.run(execute(log))
+                outcome.append(None)
+            except BaseException as error:
+                log.seek(0)
+                outcome.append(_failure(client, error, log.read().decode("utf-8", errors="replace")))
+            finally:
+                started.set()
+                done.set()
+
+    threading.Thread(target=work, name="llamanb-run").start()
+    while not done.is_set():
         try:
-            client.execute(stderr=log)
-        except CellExecutionError as error:
-            return f"A cell failed: {error.ename}: {error.evalue}"
-        except CellTimeoutError:
-            return f"A cell took longer than {client.timeout:g} seconds; give it more with --timeout."
-        except DeadKernelError:
-            log.seek(0)
-            last = log.read().decode("utf-8", errors="replace").strip().rsplit("\n", 1)[-1]
-            return f"The kernel died: {last or 'it said nothing'}."
-        except NoSuchKernel as error:
-            return f"There is no kernel {error.name!r}; the notebook's metadata names one that is not installed."
-    return None
+            done.wait(0.2)  # not Thread.join: an interrupt there makes Python 3.10 to 3.12 take the thread for ended
+        except KeyboardInterrupt:
+            client.interrupted = True
+            client.shutdown_kernel = "immediate"
+            started.wait()
+            loop, task = running[0]
+            loop.call_soon_threadsafe(task.cancel)
+    return outcome[0]
+
+
+def _failure(client: _Client, error: BaseException, log: str) -> str:
+    if isinstance(error, CellExecutionError):
+        return f"A cell failed: {_sentence(f'{error.ename}: {error.evalue}')}"
+    if isinstance(error, CellTimeoutError):
+        return f"A cell took longer than {client.timeout:g} seconds; give it more with --timeout."
+    if isinstance(error, DeadKernelError):
+        words = [line for line in log.strip().splitlines() if not _KERNEL_LOG.match(line)]
+        return f"The kernel died: {_sentence(words[-1] if words else 'it said nothing')}"
+    if isinstance(error, NoSuchKernel):
+        return f"There is no kernel {error.name!r}; the notebook's metadata names one that is not installed."
+    return f"The notebook could not be executed: {_sentence(f'{type(error).__name__}: {error}')}"
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
 def describe(document: Document) -> str:
@@ -203,12 +257,27 @@ def describe(document: Document) -> str:
     return "\n\n".join(trees)
 
 
-def _write_notebook(notebook: nbformat.NotebookNode, target: Path) -> None:
-    try:
+def _check_target(target: Path) -> None:
+    """Raise where a file cannot be written, before an hour's work is lost to that."""
+    if target.is_dir():
+        raise InvalidArgumentError(f"{str(target)!r} is a folder; name the file to write, such as out.ipynb.")
+    with _named(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.partial")
+        with tempfile.NamedTemporaryFile(dir=target.parent):
+            pass
+
+
+def _write_notebook(notebook: nbformat.NotebookNode, target: Path) -> None:
+    partial = target.with_name(f".{target.name}.partial")
+    with _named(target):
         nbformat.write(notebook, partial)
         partial.replace(target)
+
+
+@contextlib.contextmanager
+def _named(target: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise InvalidArgumentError(f"{str(target)!r} cannot be written: {error.strerror or error}.") from None
 

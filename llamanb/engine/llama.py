@@ -633,21 +633,22 @@ def _loaded(path: Path, n_gpu_layers: int) -> _Native:
     keep_loading = threading.Event()
     keep_loading.set()
     outcome: list[_Native | BaseException] = []
+    done = threading.Event()
 
     def load() -> None:
         try:
             outcome.append(_Native(path, n_gpu_layers, keep_loading))
         except BaseException as error:  # carried over to the thread that waits
             outcome.append(error)
+        done.set()
 
-    thread = threading.Thread(target=load, name="llamanb-load", daemon=True)
-    thread.start()
+    threading.Thread(target=load, name="llamanb-load", daemon=True).start()
     try:
-        while thread.is_alive():
-            thread.join(0.2)
+        while not done.is_set():
+            done.wait(0.2)  # not Thread.join: an interrupt there makes Python 3.10 to 3.12 take the thread for ended
     except BaseException:
         keep_loading.clear()
-        thread.join()
+        done.wait()
         if outcome and isinstance(outcome[0], _Native):
             outcome[0].close()
         raise

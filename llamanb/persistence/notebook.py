@@ -56,7 +56,9 @@ def read_notebook(path: Path) -> nbformat.NotebookNode:
     except OSError as error:
         raise InvalidArgumentError(f"{str(path)!r} cannot be read: {error.strerror or error}.") from None
     except Exception as error:  # nbformat raises whatever its readers do
-        raise InvalidArgumentError(f"{str(path)!r} is not a notebook: {error}.") from None
+        lines = str(error).strip().splitlines() if isinstance(error, (ValueError, nbformat.ValidationError)) else []
+        reason = lines[0].rstrip(".") if lines else "its JSON does not have the form of one"
+        raise InvalidArgumentError(f"{str(path)!r} is not a notebook: {reason}.") from None
     if old:
         notebook.nbformat_minor = 5
         for index, cell in enumerate(notebook.cells):

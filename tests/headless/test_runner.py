@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -101,10 +102,40 @@ def test_a_kernel_that_dies_leaves_what_was_said(tmp_path: Path) -> None:
     path, out = tmp_path / "in.ipynb", tmp_path / "out.ipynb"
     setup = "%load_ext llamanb\nimport llamanb, os\n" + SCRIPTED
     nbformat.write(notebook_of(setup, "%%chat\none", "os._exit(1)"), path)
-    with pytest.raises(RunFailedError, match="kernel died"):
+    with pytest.raises(RunFailedError, match=r"^The kernel died: it said nothing\. What was executed is in [^ ]*$"):
         run(path, out, write=quiet)
     history = load_history(json.loads(out.read_text())["metadata"]["llamanb"]["sessions"]["default"])
     assert [m.text for m in history.branch_path("main")] == ["one", "So: one"]
+
+
+def test_an_interrupt_ends_the_run_in_a_sentence_and_what_was_executed_is_kept(tmp_path: Path) -> None:
+    path, out = tmp_path / "in.ipynb", tmp_path / "out.ipynb"
+    setup = "%load_ext llamanb\nimport llamanb, time\n" + SCRIPTED
+    nbformat.write(notebook_of(setup, "%%chat\none", "print('now')\ntime.sleep(60)"), path)
+    command = [sys.executable, "-u", "-m", "llamanb", "run", str(path), "-o", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        next(line for line in process.stdout if "[3/3]" in line)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert process.stderr.read() == f"Interrupted. What was executed is in {out}.\n"
+    history = load_history(json.loads(out.read_text())["metadata"]["llamanb"]["sessions"]["default"])
+    assert [m.text for m in history.branch_path("main")] == ["one", "So: one"]
+
+
+@pytest.mark.parametrize("target", ["", "folder", "file.txt/out.ipynb"])
+def test_a_target_that_cannot_be_written_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, target: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file.txt").touch()
+    nbformat.write(notebook_of("open('ran', 'w').close()"), tmp_path / "in.ipynb")
+    assert main(["run", "in.ipynb", "-o", target]) == 1
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not (tmp_path / "ran").exists()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file.txt", "folder", "in.ipynb"]
 
 
 def test_a_cell_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
@@ -166,7 +197,8 @@ def test_an_old_format_gets_the_same_ids_every_time(source: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("missing.ipynb", None), ("text.ipynb", "no notebook"), ("x.ipynb", "{}")]
+    ("name", "content"),
+    [("missing.ipynb", None), ("text.ipynb", "no notebook"), ("x.ipynb", "{}"), ("list.ipynb", "[]")],
 )
 def test_a_file_that_is_no_notebook_is_one_sentence(
     tmp_path: Path, capsys: Any, name: str, content: str | None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
     from llamanb.history import History
     from llamanb.messages import Chunk, FinishReason, Message, ToolCall, Usage
-    from llamanb.reply import Reply, ReplyStream
+    from llamanb.reply import AsyncReplyStream, Reply, ReplyStream
     from llamanb.runtime import active_session, use_session
     from llamanb.sampling import SamplingParams
     from llamanb.session import Branch, ChatSession
@@ -65,7 +65,7 @@ _HOMES = {
     ),
     "llamanb.history": ("History",),
     "llamanb.messages": ("Chunk", "FinishReason", "Message", "ToolCall", "Usage"),
-    "llamanb.reply": ("Reply", "ReplyStream"),
+    "llamanb.reply": ("AsyncReplyStream", "Reply", "ReplyStream"),
     "llamanb.runtime": ("active_session", "use_session"),
     "llamanb.sampling": ("SamplingParams",),
     "llamanb.session": ("Branch", "ChatSession"),

@@ -147,7 +147,7 @@ class History:
         return [Exchange(branch, tuple(group)) for group in groups]
 
     def resolve(self, reference: Reference, branch: str) -> str | None:
-        """Return the message that a reference means.
+        """Return the message that a reference means; ``None`` for a branch that is empty.
 
         Parameters
         ----------
@@ -161,7 +161,13 @@ class History:
         ------
         MessageNotFoundError
             Nothing has that id or index, or more than one message has it.
+        TypeError
+            It is neither text nor a whole number.
         """
+        if not isinstance(reference, (str, int)) or isinstance(reference, bool):
+            raise TypeError(
+                f"A place is a message's id, an index or a branch's name, not a {type(reference).__name__}."
+            )
         if isinstance(reference, str) and reference in self.branches:
             return self.branches[reference].tip
         if isinstance(reference, str) and reference in self.messages:
@@ -297,6 +303,8 @@ class History:
         BranchError
             It has fewer.
         """
+        if not isinstance(n, int) or isinstance(n, bool):
+            raise TypeError(f"The number of exchanges to take off is a whole number, not a {type(n).__name__}.")
         exchanges = self.exchanges(branch)
         if n < 0 or n > len(exchanges):
             raise BranchError(f"Branch {branch!r} has {len(exchanges)} exchanges; {n} of them cannot be taken off.")
@@ -488,8 +496,12 @@ def check_branch_name(name: object) -> None:
     """Raise where a name cannot be that of a branch."""
     if not isinstance(name, str):
         raise TypeError(f"A branch's name is a string, not {type(name).__name__}.")
-    if not name or name != name.strip() or any(c in name for c in ",\n\r\t\"'") or name.startswith("-"):
-        raise BranchError(f"{name!r} cannot be a branch's name: use letters, digits and -_./ , not starting with '-'.")
+    if not name or name != name.strip() or name.startswith("-"):
+        raise BranchError(
+            f"{name!r} cannot be a branch's name: it must not be empty, start with '-', or have outer spaces."
+        )
+    if not name.isprintable() or any(c in name for c in ",\"'"):
+        raise BranchError(f"{name!r} cannot be a branch's name: quotes, commas and control characters are not allowed.")
     if _is_index(name):
         raise BranchError(f"{name!r} cannot be a branch's name: --at would read it as an index.")
 

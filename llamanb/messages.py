@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, Literal
 
 import rfc8785
 
-from llamanb.errors import HistoryFormatError, InvalidArgumentError, ToolError
+from llamanb.errors import HistoryFormatError, InvalidArgumentError, ToolError, sentence
 
 __all__ = [
     "ROLES",
@@ -98,7 +99,7 @@ class ToolCall:
         try:
             value = json.loads(self.arguments_text)
         except (ValueError, RecursionError) as error:
-            raise ToolError(f"The arguments of the call {self.name!r} are not JSON: {error}.") from None
+            raise ToolError(f"The arguments of the call {self.name!r} are not JSON: {sentence(error)}") from None
         if not isinstance(value, dict):
             raise ToolError(f"The arguments of the call {self.name!r} are not a JSON object.")
         return value
@@ -181,6 +182,9 @@ class Message:
             raise InvalidArgumentError(f"There is no role {role!r}; a message is {', '.join(ROLES)}.")
         if not isinstance(content, (str, list)):
             raise TypeError(f"The content of a message is text or a list of parts, not {type(content).__name__}.")
+        unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(cls)})
+        if unknown:
+            raise TypeError(f"A message has no field {unknown[0]!r}; further keys go into extra={{…}}.")
         draft = cls("", parent, role, content, **fields)
         try:
             stored = storable(draft.to_dict())

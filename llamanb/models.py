@@ -78,6 +78,8 @@ def resolve(model: str | Path | None = None) -> ModelFile:
     ModelNotFoundError
         There is no such file, or the package of the embedded model is not installed.
     """
+    if model is not None and not isinstance(model, (str, Path)):
+        raise TypeError(f"A model is a name or the path of a .gguf file, not a {type(model).__name__}.")
     if model is None or str(model).lower() == EMBEDDED.lower():
         return _embedded()
     path = Path(model).expanduser()

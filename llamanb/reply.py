@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamanb.engine.base import Generation, GenerationResult
-from llamanb.errors import DecodeError, InvalidArgumentError, LlamanbError
+from llamanb.errors import DecodeError, InvalidArgumentError, LlamanbError, sentence
 from llamanb.messages import Chunk, FinishReason, Message, ToolCall, Usage
 from llamanb.rendering import answer_markdown
 
-__all__ = ["Reply", "ReplyStream", "finished", "in_thread"]
+__all__ = ["AsyncReplyStream", "Reply", "ReplyStream", "finished"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Reply:
             return json.loads(self.text)
         except ValueError as error:
             cut = " It was cut off: raise max_tokens." if self.finish_reason is FinishReason.LENGTH else ""
-            raise InvalidArgumentError(f"The answer is not valid JSON: {error}.{cut}") from None
+            raise InvalidArgumentError(f"The answer is not valid JSON: {sentence(error)}{cut}") from None
 
     def __repr__(self) -> str:
         return f"Reply({self.text!r}, finish_reason={self.finish_reason.value!r})"
@@ -144,20 +144,47 @@ def finished(stream: ReplyStream) -> Reply:
         return stream.reply
 
 
-async def in_thread(stream: ReplyStream) -> AsyncIterator[Chunk]:
-    """Read a stream without blocking the event loop."""
-    try:
-        while (chunk := await asyncio.to_thread(next, stream, None)) is not None:
-            yield chunk
-    finally:
-        stream.cancel()  # wakes a thread that still waits for a chunk
-        await asyncio.shield(asyncio.to_thread(stream.close))
+class AsyncReplyStream(AsyncIterator[Chunk]):
+    """A `ReplyStream` for ``async for``: leaving the loop, or cancelling the task, cancels the answer too."""
+
+    def __init__(self, stream: ReplyStream) -> None:
+        self._stream = stream
+
+    async def __anext__(self) -> Chunk:
+        try:
+            chunk = await asyncio.to_thread(next, self._stream, None)
+        except asyncio.CancelledError:
+            await asyncio.shield(self.aclose())
+            raise
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    def cancel(self) -> None:
+        """Ask the answer to stop at once; may be called from any thread."""
+        self._stream.cancel()
+
+    async def aclose(self) -> None:
+        """Cancel the answer if it is still being written, and keep what there is of it."""
+        self._stream.cancel()  # wakes a thread that still waits for a chunk
+        await asyncio.to_thread(self._stream.close)
+
+    @property
+    def reply(self) -> Reply:
+        """The whole answer, once the loop over it has ended; before that, reading this waits for it."""
+        return self._stream.reply
+
+    async def __aenter__(self) -> AsyncReplyStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 def _known(error: Exception | None) -> Exception | None:
     """Let no error of another kind out of a session."""
     if error is None or isinstance(error, LlamanbError):
         return error
-    known = DecodeError(f"The engine failed: {type(error).__name__}: {error}")
+    known = DecodeError(f"The engine failed: {type(error).__name__}: {sentence(error)}")
     known.__cause__ = error
     return known

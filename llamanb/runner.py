@@ -20,7 +20,7 @@ from jupyter_client.kernelspec import NoSuchKernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-from llamanb.errors import HistoryFormatError, InvalidArgumentError, LlamanbError
+from llamanb.errors import HistoryFormatError, InvalidArgumentError, LlamanbError, sentence
 from llamanb.persistence.notebook import (
     DAMAGED,
     KEY,
@@ -232,20 +232,15 @@ def _executed(client: _Client) -> str | None:
 
 def _failure(client: _Client, error: BaseException, log: str) -> str:
     if isinstance(error, CellExecutionError):
-        return f"A cell failed: {_sentence(f'{error.ename}: {error.evalue}')}"
+        return f"A cell failed: {sentence(f'{error.ename}: {error.evalue}')}"
     if isinstance(error, CellTimeoutError):
         return f"A cell took longer than {client.timeout:g} seconds; give it more with --timeout."
     if isinstance(error, DeadKernelError):
         words = [line for line in log.strip().splitlines() if not _KERNEL_LOG.match(line)]
-        return f"The kernel died: {_sentence(words[-1] if words else 'it said nothing')}"
+        return f"The kernel died: {sentence(words[-1] if words else 'it said nothing')}"
     if isinstance(error, NoSuchKernel):
         return f"There is no kernel {error.name!r}; the notebook's metadata names one that is not installed."
-    return f"The notebook could not be executed: {_sentence(f'{type(error).__name__}: {error}')}"
-
-
-def _sentence(text: str) -> str:
-    text = text.strip()
-    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
+    return f"The notebook could not be executed: {sentence(f'{type(error).__name__}: {error}')}"
 
 
 def describe(document: Document) -> str:

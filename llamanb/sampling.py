@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from llamanb.errors import InvalidArgumentError
+from llamanb.errors import InvalidArgumentError, sentence
 
 __all__ = ["MAX_SEED", "SamplingParams", "derive_seed"]
 
@@ -29,9 +29,9 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "presence_penalty": (-10.0, 10.0, "-10 to 10 (0 is off)"),
 }
 _INTEGER_RANGES: dict[str, tuple[int, int, str]] = {
-    "top_k": (0, 2**31 - 1, "0 (off) or a positive whole number"),
-    "penalty_last_n": (-1, 2**31 - 1, "-1 (the whole context), 0 (off) or a positive whole number"),
-    "max_tokens": (1, 2**31 - 1, "a positive whole number"),
+    "top_k": (0, 2**31 - 1, "0 (off) to 2147483647"),
+    "penalty_last_n": (-1, 2**31 - 1, "-1 (the whole context), 0 (off) or up to 2147483647"),
+    "max_tokens": (1, 2**31 - 1, "from 1 to 2147483647"),
 }
 
 
@@ -133,7 +133,7 @@ class SamplingParams:
         except RecursionError:
             raise InvalidArgumentError("json_schema is nested too deeply.") from None
         except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"json_schema is not JSON: {error}.") from None
+            raise InvalidArgumentError(f"json_schema is not JSON: {sentence(error)}") from None
 
     @property
     def greedy(self) -> bool:
@@ -197,7 +197,7 @@ class SamplingParams:
             try:
                 values["logit_bias"] = {int(k): float(v) for k, v in values["logit_bias"].items()}
             except ValueError as error:
-                raise InvalidArgumentError(f"logit_bias cannot be read: {error}.") from None
+                raise InvalidArgumentError(f"logit_bias cannot be read: {sentence(error)}") from None
         return cls(**values)
 
 
@@ -243,6 +243,8 @@ def _check_integer(name: str, value: object, low: int, high: int, text: str) -> 
 
 
 def _checked_stop(stop: Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(stop, Sequence):
+        raise TypeError(f"stop is text or a list of texts, not a {type(stop).__name__}.")
     strings = (stop,) if isinstance(stop, str) else tuple(stop)
     for text in strings:
         if not isinstance(text, str):

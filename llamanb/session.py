@@ -7,7 +7,7 @@ import itertools
 import secrets
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from llamanb.engine.base import Engine, GenerationRequest, GenerationResult
@@ -19,9 +19,9 @@ from llamanb.errors import (
     SessionClosedError,
 )
 from llamanb.history import History, Reference
-from llamanb.messages import Chunk, Content, FinishReason, Message, storable
+from llamanb.messages import Content, FinishReason, Message, storable
 from llamanb.persistence.schema import dump_history, load_history
-from llamanb.reply import Reply, ReplyStream, finished, in_thread
+from llamanb.reply import AsyncReplyStream, Reply, ReplyStream, finished
 from llamanb.sampling import MAX_SEED, SamplingParams, derive_seed
 
 __all__ = ["Branch", "ChatSession", "Reply", "ReplyStream"]
@@ -63,15 +63,14 @@ class _Conversation:
 
     async def asend(self, prompt: Content, **options: Any) -> Reply:
         """Say something and await the answer; see `send`. Cancelling the task cancels the answer."""
-        stream = self.stream(prompt, **options)
-        async for _ in in_thread(stream):
-            pass
-        return stream.reply
+        async with self.astream(prompt, **options) as stream:
+            async for _ in stream:
+                pass
+            return stream.reply
 
-    async def astream(self, prompt: Content, **options: Any) -> AsyncIterator[Chunk]:
+    def astream(self, prompt: Content, **options: Any) -> AsyncReplyStream:
         """Say something and return the answer as an asynchronous iterator of chunks; see `send`."""
-        async for chunk in in_thread(self.stream(prompt, **options)):
-            yield chunk
+        return AsyncReplyStream(self.stream(prompt, **options))
 
     def regenerate(self, **options: Any) -> Reply:
         """Answer the last user message again; the new answer is a sibling of the old one, which stays in the tree.
@@ -147,6 +146,7 @@ class _Conversation:
             id = history.resolve(message_id, branch)
             if id is None:
                 raise BranchError(f"Branch {branch!r} has no messages to edit.")
+            _require_words(history.messages[id].role, content)
             return history.edit(branch, id, content)
 
     def add_message(self, role: str, content: Content, **fields: Any) -> Message:
@@ -158,6 +158,7 @@ class _Conversation:
                     raise TypeError("The system prompt is text.")
                 history.set_system(branch, content)
                 return history.branch_path(branch)[0]
+            _require_words(role, content)
             return history.append(branch, role, content, **fields)
 
 
@@ -200,6 +201,8 @@ class ChatSession(_Conversation):
     """
 
     def __init__(self, engine: Engine, system: str | None = None, sampling: SamplingParams | None = None) -> None:
+        if not isinstance(engine, Engine):
+            raise TypeError(f"A session needs an engine, such as LlamaCppEngine(), not a {type(engine).__name__}.")
         self.engine = engine
         self.sampling = sampling if sampling is not None else SamplingParams()
         self.history = History()
@@ -342,8 +345,7 @@ class ChatSession(_Conversation):
         return Branch(self, name)
 
     def _ask(self, branch: str, prompt: Content, options: dict[str, Any]) -> ReplyStream:
-        if prompt == [] or (isinstance(prompt, str) and not prompt.strip()):
-            raise InvalidArgumentError("The prompt is empty; write what the model should answer.")
+        _require_words("user", prompt)
         with self._lock:
             self._require_ready(branch)
             path = self.history.branch_path(branch)
@@ -468,6 +470,14 @@ class _Branches(Mapping[str, Branch]):
 
     def __repr__(self) -> str:
         return f"{{{', '.join(map(repr, self))}}}"
+
+
+def _require_words(role: str, content: Content) -> None:
+    for part in content if isinstance(content, list) else ():
+        if not isinstance(part, Mapping):
+            raise TypeError(f"A part of a message is a mapping with a 'type', not a {type(part).__name__}.")
+    if role == "user" and (content == [] or (isinstance(content, str) and not content.strip())):
+        raise InvalidArgumentError("The prompt is empty; write what the model should answer.")
 
 
 def _stored_sampling(stored: Any) -> SamplingParams | None:

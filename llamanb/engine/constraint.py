@@ -9,7 +9,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from llamanb.errors import DecodeError, InvalidArgumentError
+from llamanb.errors import DecodeError, InvalidArgumentError, sentence
 
 __all__ = ["Constraint", "SchemaConstraint", "check_schema"]
 
@@ -31,10 +31,10 @@ def check_schema(schema: Mapping[str, Any]) -> str:
     try:
         grammar = LLMatcher.grammar_from_json_schema(_closed(schema), overrides=_FORM)  # type: ignore[arg-type]
     except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"The json_schema cannot be used: {error}.") from None
+        raise InvalidArgumentError(f"The json_schema cannot be used: {sentence(error)}") from None
     wrong, problems = LLMatcher.validate_grammar_with_warnings(grammar)
     if wrong:
-        raise InvalidArgumentError(f"The json_schema cannot be used: {' '.join(problems[0].split()).rstrip('.')}.")
+        raise InvalidArgumentError(f"The json_schema cannot be used: {sentence(problems[0])}")
     return grammar
 
 
@@ -91,7 +91,7 @@ class SchemaConstraint:
         tokens = np.flatnonzero(np.unpackbits(self._mask[0].view(np.uint8), bitorder="little"))
         if self._matcher.is_error() or not len(tokens):
             reason = self._matcher.get_error() or "it allows no token here"
-            raise DecodeError(f"The answer cannot go on by the json_schema: {' '.join(reason.split())}.")
+            raise DecodeError(f"The answer cannot go on by the json_schema: {sentence(reason)}")
         return tokens
 
     def accept(self, token: int) -> None:

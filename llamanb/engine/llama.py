@@ -33,6 +33,7 @@ from llamanb.errors import (
     ModelLoadError,
     SequenceLimitError,
     TemplateError,
+    sentence,
 )
 from llamanb.messages import Message
 from llamanb.models import ListLength, check_header, fingerprint, resolve
@@ -136,6 +137,10 @@ class LlamaCppEngine:
         chat_template: str | None = None,
     ) -> None:
         _check_counts(n_ctx, n_cells, n_seq_max, n_batch, n_threads)
+        if n_gpu_layers is not None and (isinstance(n_gpu_layers, bool) or not isinstance(n_gpu_layers, int)):
+            raise TypeError(f"n_gpu_layers is a whole number or None, not a {type(n_gpu_layers).__name__}.")
+        if chat_template is not None and not isinstance(chat_template, str):
+            raise TypeError(f"chat_template is the text of a template, not a {type(chat_template).__name__}.")
         file = resolve(model)
         header = check_header(file.path)
         self.name = file.name
@@ -731,4 +736,4 @@ def _default_threads() -> int:
 def _reason(line: str) -> str:
     """A line of llama.cpp's log without the name of the function that wrote it."""
     text = line.split(": ", 1)[1] if line.split(":", 1)[0].replace("_", "").isalnum() and ": " in line else line
-    return text.rstrip(".") + "."
+    return sentence(text)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from llamanb.engine.base import Clock, Generation, GenerationRequest, GenerationResult
 from llamanb.engine.cache import CacheBook, Compact, Drop, Park, Placement, Restore, Share, Step, Trim, common_prefix
 from llamanb.engine.parsing import TextAssembler
-from llamanb.errors import DecodeError, LlamanbError, SessionClosedError
+from llamanb.errors import DecodeError, LlamanbError, SessionClosedError, sentence
 from llamanb.messages import Chunk, FinishReason
 from llamanb.sampling import SamplingParams
 
@@ -396,4 +396,4 @@ class Scheduler:
 
 
 def _known(error: Exception) -> LlamanbError:
-    return error if isinstance(error, LlamanbError) else DecodeError(f"The engine failed: {error}.")
+    return error if isinstance(error, LlamanbError) else DecodeError(f"The engine failed: {sentence(error)}")

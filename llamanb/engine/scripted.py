@@ -81,8 +81,11 @@ class ScriptedEngine:
         n_cells: int | None = None,
         seconds_per_token: float = 0.0,
     ) -> None:
-        if isinstance(replies, (str, Mapping)):
-            raise TypeError("replies is a list of replies, or a function; put a single reply into a list.")
+        if isinstance(replies, (str, Mapping)) or not (callable(replies) or isinstance(replies, Sequence)):
+            raise TypeError(
+                f"replies is a list of replies, or a function, not a {type(replies).__name__}; "
+                "put a single reply into a list."
+            )
         self._replies = replies if callable(replies) else list(replies)
         self._n_calls = 0
         self._n_ctx = n_ctx

@@ -16,7 +16,7 @@ import jinja2
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from llamanb.errors import TemplateError, ToolError
+from llamanb.errors import TemplateError, ToolError, sentence
 from llamanb.messages import Message
 
 __all__ = ["CHATML", "ChatTemplate"]
@@ -66,7 +66,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
-                f"The chat template is not valid Jinja, line {error.lineno}: {error.message}."
+                f"The chat template is not valid Jinja, line {error.lineno}: {sentence(error.message)}"
             ) from None
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
@@ -107,9 +107,9 @@ class ChatTemplate:
         except TemplateError:
             raise
         except SecurityError as error:
-            raise TemplateError(f"The chat template tried something that is not allowed: {error}.") from None
+            raise TemplateError(f"The chat template tried something that is not allowed: {sentence(error)}") from None
         except Exception as error:  # a template may fail in any way that Python code can
-            raise TemplateError(f"The chat template failed on these messages: {error}.") from error
+            raise TemplateError(f"The chat template failed on these messages: {sentence(error)}") from error
 
 
 def _refuse(text: object) -> str:

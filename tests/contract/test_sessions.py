@@ -105,6 +105,62 @@ def test_an_option_that_cannot_be_stored_is_refused_before_anything_is_said(
     assert session.send("Hello").text
 
 
+def test_leaving_an_async_loop_leaves_the_branch_free(session: ChatSession) -> None:
+    async def ask() -> str:
+        async for _ in session.astream("Count to one hundred."):
+            break
+        return (await session.asend("Name a colour.")).text
+
+    assert asyncio.run(ask())
+    assert roles(session) == ["system", "user", "assistant", "user", "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda s: s.fork("x", at=1.0), "not a float"),
+        (lambda s: s.fork("x", at=[]), "not a list"),
+        (lambda s: s.edit(1.5, "new"), "not a float"),
+        (lambda s: s.rewind(1.5), "not a float"),
+        (lambda s: s.rewind("a"), "not a str"),
+        (lambda s: s.send("Hello", stop=5), "stop is text or a list"),
+        (lambda s: s.send(["Hello"]), "a mapping with a 'type'"),
+        (lambda s: s.send(5), "text or a list of parts"),
+        (lambda s: s.add_message("user", "Hello", colour="red"), "no field 'colour'"),
+        (lambda s: ChatSession(None), "LlamaCppEngine"),
+        (lambda s: llamanb.ScriptedEngine(None), "list of replies"),
+        (lambda s: llamanb.LlamaCppEngine(5), "path of a .gguf"),
+        (lambda s: llamanb.LlamaCppEngine(chat_template=5), "text of a template"),
+        (lambda s: llamanb.LlamaCppEngine(n_gpu_layers="a"), "whole number or None"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named(session: ChatSession, call: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        call(session)
+    assert roles(session) == ["system"]
+    assert list(session.branches) == ["main"]
+
+
+@pytest.mark.parametrize("empty", ["", " \n", []])
+def test_no_way_of_saying_nothing_is_accepted(session: ChatSession, empty: Any) -> None:
+    asked = session.send("Hello").messages[0]
+    for call in (
+        lambda: session.send(empty),
+        lambda: session.add_message("user", empty),
+        lambda: session.edit(asked.id, empty),
+    ):
+        with pytest.raises(llamanb.InvalidArgumentError, match="The prompt is empty"):
+            call()
+    assert roles(session) == ["system", "user", "assistant"]
+
+
+@pytest.mark.parametrize("name", ["", " a", "-a", "a\x00", "\ud800", "a,b", 'say "a"', "1", "-2"])
+def test_a_name_that_could_not_be_typed_is_no_branch(session: ChatSession, name: str) -> None:
+    with pytest.raises(llamanb.BranchError, match="cannot be a branch's name"):
+        session.fork(name)
+    assert list(session.branches) == ["main"]
+
+
 def test_one_branch_gives_one_answer_at_a_time(session: ChatSession) -> None:
     with session.stream("Count to one hundred."):
         with pytest.raises(llamanb.SessionBusyError):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from llamanb.errors import DecodeError, InvalidArgumentError, LlamanbError, sent
 from llamanb.messages import Chunk, FinishReason, Message, ToolCall, Usage
 from llamanb.rendering import answer_markdown
 
-__all__ = ["AsyncReplyStream", "Reply", "ReplyStream", "finished"]
+__all__ = ["AsyncReplyStream", "Reply", "ReplyGroup", "ReplyStream", "finished"]
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,64 @@ class ReplyStream(Iterator[Chunk]):
         # Nothing that is raised here could be caught; what a second interrupt leaves undone the session settles later.
         with contextlib.suppress(BaseException):
             self.close()
+
+
+class ReplyGroup(Iterator[tuple[int, Chunk]]):
+    """Several answers that are written at once. Iterate over it for pairs of an answer's index and a chunk.
+
+    They are put into the tree when the last one ends, in the order in which they were asked for.
+    """
+
+    def __init__(self, streams: Sequence[ReplyStream]) -> None:
+        self._streams = list(streams)
+        self._waiting = collections.deque[tuple[int, Chunk]]()
+        self._woken = threading.Event()
+        for stream in self._streams:
+            stream._generation.listen(self._woken.set)
+
+    def __next__(self) -> tuple[int, Chunk]:
+        while not self._waiting:
+            if all(stream._generation.ended for stream in self._streams):
+                raise StopIteration
+            self._woken.wait(0.2)
+            self._woken.clear()
+            for index, stream in enumerate(self._streams):
+                self._waiting += [(index, chunk) for chunk in stream._generation.ready()]
+        return self._waiting.popleft()
+
+    def cancel(self) -> None:
+        """Ask all of them to stop at once; may be called from any thread."""
+        for stream in self._streams:
+            stream.cancel()
+
+    def close(self) -> None:
+        """Cancel what is still being written, and keep what there is of it."""
+        if any(stream._reply is None for stream in self._streams):
+            self.cancel()
+        for stream in self._streams:
+            stream.close()
+
+    @property
+    def replies(self) -> list[Reply]:
+        """The whole answers; waits for them. An interrupt cancels them and keeps what there is of them.
+
+        Raises
+        ------
+        LlamanbError
+            A generation failed; the others are kept.
+        """
+        with self:
+            for _ in self:
+                pass
+            for stream in self._streams:
+                stream._end()
+            return [stream.reply for stream in self._streams]
+
+    def __enter__(self) -> ReplyGroup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def finished(stream: ReplyStream) -> Reply:

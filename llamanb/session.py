@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from llamanb.engine.base import Engine, GenerationRequest, GenerationResult
+from llamanb.engine.base import Engine, Generation, GenerationRequest, GenerationResult
 from llamanb.errors import (
     BranchError,
     HistoryFormatError,
@@ -18,11 +18,14 @@ from llamanb.errors import (
     SessionBusyError,
     SessionClosedError,
 )
-from llamanb.history import History, Reference
+from llamanb.history import History, Reference, check_branch_name
 from llamanb.messages import Content, FinishReason, Message, storable
 from llamanb.persistence.schema import dump_history, load_history
-from llamanb.reply import AsyncReplyStream, Reply, ReplyStream, finished
+from llamanb.reply import AsyncReplyStream, Reply, ReplyGroup, ReplyStream, finished
 from llamanb.sampling import MAX_SEED, SamplingParams, derive_seed
+
+MAX_ALTERNATIVES = 100
+"""The most answers at one place; more than anybody reads, and few enough that a slip of the finger costs little."""
 
 __all__ = ["Branch", "ChatSession", "Reply", "ReplyStream"]
 
@@ -71,6 +74,14 @@ class _Conversation:
     def astream(self, prompt: Content, **options: Any) -> AsyncReplyStream:
         """Say something and return the answer as an asynchronous iterator of chunks; see `send`."""
         return AsyncReplyStream(self.stream(prompt, **options))
+
+    def alternatives(self, prompt: Content, n: int, **options: Any) -> list[Reply]:
+        """Say something and wait for `n` answers, which are decoded together; the branch goes on from the first.
+
+        The others are siblings of it in the tree. Seeds count up from the first one's; greedy answers are all the same.
+        """
+        session, branch = self._place()
+        return session._ask_many([branch] * _count(n), prompt, options).replies
 
     def regenerate(self, **options: Any) -> Reply:
         """Answer the last user message again; the new answer is a sibling of the old one, which stays in the tree.
@@ -208,8 +219,7 @@ class ChatSession(_Conversation):
         self.history = History()
         self._system = system
         self._lock = threading.RLock()
-        self._busy: dict[str, weakref.ref[ReplyStream]] = {}
-        self._unsettled: dict[str, Callable[[], Reply]] = {}
+        self._answering: list[_Answering] = []
         self._closed = False
         if system is not None:
             self.history.set_system(self.history.active, system)
@@ -233,6 +243,38 @@ class ChatSession(_Conversation):
         """Return a branch; `BranchError` where there is none of that name."""
         return Branch(self, self.history.branch(name).name)
 
+    def fan_out(self, prompt: Content, branches: Sequence[str], **options: Any) -> dict[str, Reply]:
+        """Say something on several branches at once and wait for the answers, which are decoded together.
+
+        Parameters
+        ----------
+        prompt
+            The user's message.
+        branches
+            Names. Where there is no such branch, it is forked from the active one's tip. Seeds of branches that start
+            at one place count up, in this order.
+        **options
+            As in `send`.
+
+        Raises
+        ------
+        BranchError
+            A name is given twice or cannot be that of a branch; nothing was asked.
+        """
+        _check_names(branches)
+        with self._lock:
+            self._require_open()
+            before = dict(self.history.branches)
+            try:
+                for name in branches:
+                    if name not in before:
+                        self._fork(self.history.active, name, None, None)
+                group = self._ask_many(branches, prompt, options)
+            except BaseException:
+                self.history.branches = before
+                raise
+        return dict(zip(branches, group.replies, strict=True))
+
     def switch(self, name: str) -> Branch:
         """Make a branch the active one."""
         with self._lock:
@@ -249,7 +291,7 @@ class ChatSession(_Conversation):
         """Remove the messages that no branch leads to, for good; return how many there were."""
         with self._lock:
             self._require_open()
-            if self._busy:
+            if self._answering:
                 raise SessionBusyError("A branch is answering; prune when it has ended.")
             return self.history.prune()
 
@@ -327,9 +369,9 @@ class ChatSession(_Conversation):
     def _require_ready(self, branch: str) -> None:
         """Raise unless the branch can be asked or changed; what an abandoned stream left is settled first."""
         self._require_open()
-        if branch in self._busy and self._busy[branch]() is None:
-            self._unsettled[branch]()  # its stream is gone, perhaps by a second interrupt while it was closing
-        if branch in self._busy:
+        for answering in [a for a in self._answering if a.branch == branch and a.stream() is None]:
+            answering.settle()  # its stream is gone, perhaps by a second interrupt while it was closing
+        if any(a.branch == branch for a in self._answering):
             raise SessionBusyError(f"Branch {branch!r} is answering; wait for it, or fork and ask there.")
 
     def _changing(self, branch: str) -> _Changing:
@@ -345,12 +387,23 @@ class ChatSession(_Conversation):
         return Branch(self, name)
 
     def _ask(self, branch: str, prompt: Content, options: dict[str, Any]) -> ReplyStream:
-        _require_words("user", prompt)
         with self._lock:
-            self._require_ready(branch)
-            path = self.history.branch_path(branch)
-            message = Message.create("user", prompt, parent=path[-1].id if path else None)
-            return self._start(branch, [*path, message], set(), options)
+            return self._start([self._question(branch, prompt)], options)[0]
+
+    def _ask_many(self, branches: Sequence[str], prompt: Content, options: dict[str, Any]) -> ReplyGroup:
+        """Ask on several branches at once; one that is named again gets further answers at the same place."""
+        with self._lock:
+            questions = [self._question(branch, prompt) for branch in branches]
+            for index, question in enumerate(questions):
+                question.moves_tip = question.branch not in branches[:index]
+            return ReplyGroup(self._start(questions, options))
+
+    def _question(self, branch: str, prompt: Content) -> _Question:
+        _require_words("user", prompt)
+        self._require_ready(branch)
+        path = self.history.branch_path(branch)
+        message = Message.create("user", prompt, parent=path[-1].id if path else None)
+        return _Question(branch, [*path, message])
 
     def _answer_again(self, branch: str, options: dict[str, Any]) -> ReplyStream:
         with self._lock:
@@ -362,58 +415,69 @@ class ChatSession(_Conversation):
                 raise BranchError(f"Branch {branch!r} has no user message to answer.")
             answers = self.history.children(path[-1].id)
             seeds = {dict(answer.sampling or {}).get("seed") for answer in answers}
-            return self._start(branch, path, seeds, options)
+            return self._start([_Question(branch, path, seeds)], options)[0]
 
-    def _start(self, branch: str, path: list[Message], seeds: set[Any], options: dict[str, Any]) -> ReplyStream:
-        """Start an answer to a path; its seed counts up past `seeds`, which gave the answers that are there."""
+    def _start(self, questions: Sequence[_Question], options: dict[str, Any]) -> list[ReplyStream]:
+        """Start the answers to some questions, all or none.
+
+        Seeds count up: past those that gave the answers that are there, and from one question at a place to the next.
+        """
         engine: Engine = options.pop("engine", None) or self.engine
         sampling = self.sampling.replace(**options)
-        if sampling.seed == "random" and not sampling.greedy:
-            sampling = sampling.replace(seed=secrets.randbelow(MAX_SEED + 1))
-        count = next(n for n in itertools.count() if derive_seed(sampling, path[-1].id, n).seed not in seeds - {None})
-        sampling = derive_seed(sampling, path[-1].id, count)
         try:
             storable(sampling.acting())
         except HistoryFormatError as error:
             raise InvalidArgumentError(f"An option cannot be stored: {error.path[2:]}: {error.problem}.") from None
-        request = GenerationRequest(tuple(path), engine.encode(path), sampling)
-        generation = engine.submit(request)
-        commit = functools.partial(self._commit, branch, path, sampling, engine)
-        stream = ReplyStream(generation, commit)
+        taken: dict[str, set[Any]] = {}
+        for question in questions:
+            seeds = taken.setdefault(question.path[-1].id, set()) | question.seeds
+            question.sampling = _seeded(sampling, question.path[-1].id, seeds - {None})
+            taken[question.path[-1].id].add(question.sampling.seed)
+        generations: list[Generation] = []
+        try:
+            for question in questions:
+                tokens = engine.encode(question.path)
+                generations.append(engine.submit(GenerationRequest(tuple(question.path), tokens, question.sampling)))
+        except BaseException:
+            for generation in generations:
+                generation.cancel()
+            raise
+        return [self._stream(*pair, engine) for pair in zip(questions, generations, strict=True)]
 
-        def settle() -> Reply:
+    def _stream(self, question: _Question, generation: Generation, engine: Engine) -> ReplyStream:
+        answering = _Answering(question.branch)
+
+        def commit(result: GenerationResult) -> Reply:
+            with self._lock:
+                self._answering.remove(answering)
+                return self._commit(question, engine, result)
+
+        def settle() -> None:
             generation.cancel()
-            return commit(generation.result())
+            commit(generation.result())
 
-        self._busy[branch], self._unsettled[branch] = weakref.ref(stream), settle
+        stream = ReplyStream(generation, commit)
+        answering.stream, answering.settle = weakref.ref(stream), settle
+        self._answering.append(answering)
         return stream
 
-    def _commit(
-        self, branch: str, path: list[Message], sampling: SamplingParams, engine: Engine, result: GenerationResult
-    ) -> Reply:
+    def _commit(self, question: _Question, engine: Engine, result: GenerationResult) -> Reply:
         """Put an answer into the tree; one that was cancelled or failed before its first word is not."""
         ended_early = result.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR)
         empty = not (result.text or result.reasoning or result.tool_calls)
-        exchange: tuple[Message, ...] = ()
-        with self._lock:
-            self._busy.pop(branch, None)
-            self._unsettled.pop(branch, None)
-            if not (ended_early and empty):
-                exchange = self._store(branch, path, sampling, engine, result)
+        exchange = () if ended_early and empty else self._store(question, engine, result)
         return Reply(
             result.text,
             exchange,
             result.finish_reason,
             result.usage,
-            branch,
+            question.branch,
             result.reasoning,
             result.tool_calls,
         )
 
-    def _store(
-        self, branch: str, path: list[Message], sampling: SamplingParams, engine: Engine, result: GenerationResult
-    ) -> tuple[Message, ...]:
-        asked = self.history.add(path[-1])
+    def _store(self, question: _Question, engine: Engine, result: GenerationResult) -> tuple[Message, ...]:
+        asked = self.history.add(question.path[-1])
         answer = self.history.add(
             Message.create(
                 "assistant",
@@ -423,11 +487,32 @@ class ChatSession(_Conversation):
                 tool_calls=result.tool_calls,
                 finish_reason=result.finish_reason,
                 model=engine.fingerprint,
-                sampling=sampling.acting(),
+                sampling=question.sampling.acting(),
             )
         )
-        self.history.set_tip(branch, answer.id)
+        if question.moves_tip:
+            self.history.set_tip(question.branch, answer.id)
         return asked, answer
+
+
+@dataclass
+class _Question:
+    """A path that ends in a user message, to be answered on a branch; `seeds` gave the answers that are there."""
+
+    branch: str
+    path: list[Message]
+    seeds: set[Any] = field(default_factory=set)
+    moves_tip: bool = True
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(eq=False)
+class _Answering:
+    """An answer that is not in the tree yet: who reads it, and what puts it there if nobody does."""
+
+    branch: str
+    stream: Callable[[], ReplyStream | None] = lambda: None
+    settle: Callable[[], None] = lambda: None
 
 
 class _Changing:
@@ -470,6 +555,33 @@ class _Branches(Mapping[str, Branch]):
 
     def __repr__(self) -> str:
         return f"{{{', '.join(map(repr, self))}}}"
+
+
+def _seeded(sampling: SamplingParams, path_id: str, seeds: set[Any]) -> SamplingParams:
+    """Return `sampling` with a seed that is a number and none of `seeds`, or with none where it is greedy."""
+    if sampling.seed == "random" and not sampling.greedy:
+        sampling = sampling.replace(seed=secrets.randbelow(MAX_SEED + 1))
+    counted = (derive_seed(sampling, path_id, n) for n in itertools.count())
+    return next(candidate for candidate in counted if candidate.seed not in seeds)
+
+
+def _check_names(branches: Sequence[str]) -> None:
+    if isinstance(branches, str) or not isinstance(branches, Sequence):
+        raise TypeError(f"branches is a list of names, not a {type(branches).__name__}.")
+    if not branches:
+        raise InvalidArgumentError("branches is empty; name at least one.")
+    for index, name in enumerate(branches):
+        check_branch_name(name)
+        if name in branches[:index]:
+            raise BranchError(f"The branch {name!r} is named twice; each gives one answer.")
+
+
+def _count(n: int) -> int:
+    if not isinstance(n, int) or isinstance(n, bool):
+        raise TypeError(f"The number of answers is a whole number, not a {type(n).__name__}.")
+    if not 1 <= n <= MAX_ALTERNATIVES:
+        raise InvalidArgumentError(f"The number of answers is {n}; it must be from 1 to {MAX_ALTERNATIVES}.")
+    return n
 
 
 def _require_words(role: str, content: Content) -> None:

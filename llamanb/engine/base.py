@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -72,6 +73,7 @@ class Generation:
         self._on_cancel = on_cancel
         self._cancelled = threading.Event()
         self._result: GenerationResult | None = None
+        self._listener: Callable[[], None] = lambda: None
 
     @property
     def cancelled(self) -> bool:
@@ -90,11 +92,13 @@ class Generation:
     def emit(self, chunk: Chunk) -> None:
         """Hand a chunk to the consumer."""
         self._chunks.put(chunk)
+        self._listener()
 
     def finish(self, result: GenerationResult) -> None:
         """End the generation."""
         self._result = result
         self._chunks.put(None)
+        self._listener()
 
     def __iter__(self) -> Iterator[Chunk]:
         while (chunk := self._next()) is not None:
@@ -102,13 +106,32 @@ class Generation:
 
     def _next(self) -> Chunk | None:
         while True:
-            if self._result is not None and self._chunks.empty():
+            if self.ended:
                 return None
             try:
                 # The time-out lets Python act on an interrupt on systems where a blocking get cannot be woken.
                 return self._chunks.get(timeout=0.2)
             except queue.Empty:
                 continue
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called, in the engine's thread, when there is a chunk or the end."""
+        self._listener = listener
+        listener()
+
+    def ready(self) -> list[Chunk]:
+        """Return the chunks that are there, without waiting for more."""
+        chunks = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (chunk := self._chunks.get_nowait()) is not None:
+                    chunks.append(chunk)
+        return chunks
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended and every chunk was read."""
+        return self._result is not None and self._chunks.empty()
 
     def result(self) -> GenerationResult:
         """Wait for the end, passing over chunks that were not read, and return how it ended."""

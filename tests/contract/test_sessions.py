@@ -161,6 +161,53 @@ def test_a_name_that_could_not_be_typed_is_no_branch(session: ChatSession, name:
     assert list(session.branches) == ["main"]
 
 
+def test_fan_out_answers_on_every_branch(session: ChatSession) -> None:
+    session.send("Hello")
+    replies = session.fan_out("Name a colour.", ["a", "b", "c"], max_tokens=12, temperature=1.0)
+    assert list(replies) == ["a", "b", "c"]
+    for name, reply in replies.items():
+        assert reply.branch == name
+        assert session.branches[name].messages[-2:] == list(reply.messages)
+    assert len({reply.messages[0].id for reply in replies.values()}) == 1
+    seeds = [dict(reply.messages[1].sampling or {})["seed"] for reply in replies.values()]
+    assert seeds == [seeds[0], seeds[0] + 1, seeds[0] + 2]
+    assert roles(session) == ["system", "user", "assistant"]
+    again = session.fan_out("And another?", ["c", "d"], max_tokens=4)
+    assert [m.text for m in session.branches["c"].messages if m.role == "user"][-1] == "And another?"
+    assert len(session.branches["c"].messages) == len(session.branches["d"].messages) + 2
+    assert again["c"].text
+
+
+def test_fan_out_gives_what_forks_asked_one_by_one_give(session: ChatSession) -> None:
+    replies = session.fan_out("Name a colour.", ["a", "b"], max_tokens=12, temperature=0.0)
+    assert session.fork("alone").send("Name a colour.", max_tokens=12, temperature=0.0).text == replies["b"].text
+
+
+@pytest.mark.parametrize(
+    ("names", "options"), [(["a", "a"], {}), (["a", "b c,"], {}), ([], {}), (["a"], {"top_p": 3}), (["main", "-"], {})]
+)
+def test_fan_out_that_cannot_start_leaves_no_branch(session: ChatSession, names: Any, options: Any) -> None:
+    with pytest.raises(llamanb.LlamanbError):
+        session.fan_out("Hello", names, **options)
+    with pytest.raises(llamanb.EngineError):
+        session.fan_out("word " * 5000, ["x", "y"])
+    assert list(session.branches) == ["main"]
+    assert session.send("Hello").text
+
+
+def test_alternatives_are_siblings_and_the_branch_goes_on_from_the_first(session: ChatSession) -> None:
+    replies = session.alternatives("Name a colour.", 3, max_tokens=12, temperature=1.0)
+    answers = session.history.children(replies[0].messages[0].id)
+    assert [answer.id for answer in answers] == list(dict.fromkeys(r.messages[1].id for r in replies))
+    assert len(answers) == 3
+    assert session.messages[-1].id == replies[0].messages[1].id
+    alone = session.fork("alone", at=0).send("Name a colour.", max_tokens=12, temperature=1.0)
+    assert alone.messages == replies[0].messages
+    for wrong in (0, -1, 101):
+        with pytest.raises(llamanb.InvalidArgumentError, match="from 1 to 100"):
+            session.alternatives("x", wrong)
+
+
 def test_one_branch_gives_one_answer_at_a_time(session: ChatSession) -> None:
     with session.stream("Count to one hundred."):
         with pytest.raises(llamanb.SessionBusyError):

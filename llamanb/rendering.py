@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from markdown_it import MarkdownIt
+from markdown_it.common.utils import escapeHtml
+from markdown_it.token import Token
+from mdit_py_plugins.amsmath import amsmath_plugin
+from mdit_py_plugins.dollarmath import dollarmath_plugin
 
 from llamanb.history import History
 from llamanb.messages import Message
 
-__all__ = ["answer_markdown", "code_block", "first_code_block", "transcript_markdown", "tree_text"]
+__all__ = [
+    "answer_markdown",
+    "code_block",
+    "first_code_block",
+    "markdown_html",
+    "side_by_side",
+    "transcript_markdown",
+    "tree_text",
+]
 
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 
@@ -178,6 +191,49 @@ def _words(text: str, *, more: bool) -> str:
 
     seen = text + "`" if more else text  # what goes on in code or math is no safe target
     return _SPECIAL.sub(special, re.sub(r"\][(:]", target, text))
+
+
+def _kept_math(formula: str, options: Mapping[str, Any]) -> str:
+    """Leave a formula to the front end, which finds it by its dollars."""
+    dollars = "$$" if options["display_mode"] else "$"
+    return f"{dollars}{escapeHtml(formula)}{dollars}"
+
+
+_HTML = (
+    MarkdownIt("commonmark", {"html": False})
+    .enable("table")
+    .disable("image")
+    .use(dollarmath_plugin, allow_labels=False, allow_space=False, double_inline=True, renderer=_kept_math)
+    .use(amsmath_plugin, renderer=escapeHtml)
+)
+_KEPT_DOLLAR = "\ufdd0"
+"""Stands for an escaped dollar while Markdown is read; a noncharacter, which no text has."""
+
+
+def markdown_html(markdown: str) -> str:
+    """Return Markdown made by `answer_markdown` or `code_block` as HTML that is as safe as it is.
+
+    Math is left for the front end to typeset, in dollars.
+    """
+    tokens = _HTML.parse(markdown.replace(_KEPT_DOLLAR, "\ufffd").replace(_DOLLAR, _KEPT_DOLLAR))
+    for token in tokens:
+        for part in (token, *(token.children or ())):
+            part.content = part.content.replace(_KEPT_DOLLAR, _DOLLAR if _is_code(part) else r"\$")
+    return str(_HTML.renderer.render(tokens, _HTML.options, {}))
+
+
+def _is_code(token: Token) -> bool:
+    return token.type in ("fence", "code_block", "code_inline")
+
+
+def side_by_side(titles: Sequence[str], columns: Sequence[str]) -> str:
+    """Return pieces of safe HTML as columns under their titles; where they have no room, one below the other."""
+    cells = "".join(
+        f'<div><div style="font-weight: 600; opacity: 0.7">{escapeHtml(title)}</div>{column}</div>'
+        for title, column in zip(titles, columns, strict=True)
+    )
+    columns_style = "display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 15em), 1fr)); gap: 0 2em"
+    return f'<div style="{columns_style}">{cells}</div>'
 
 
 def transcript_markdown(messages: Iterable[Message]) -> str:

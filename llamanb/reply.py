@@ -181,13 +181,18 @@ class ReplyGroup(Iterator[tuple[int, Chunk]]):
         Raises
         ------
         LlamanbError
-            A generation failed; the others are kept.
+            A generation failed; the others are kept, and reading this again returns what there is.
         """
         with self:
             for _ in self:
                 pass
             for stream in self._streams:
                 stream._end()
+            errors = [stream._error for stream in self._streams if stream._error is not None]
+            for stream in self._streams:
+                stream._error = None
+            if errors:
+                raise errors[0] from None
             return [stream.reply for stream in self._streams]
 
     def __enter__(self) -> ReplyGroup:

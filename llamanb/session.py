@@ -27,7 +27,7 @@ from llamanb.sampling import MAX_SEED, SamplingParams, derive_seed
 MAX_ALTERNATIVES = 100
 """The most answers at one place; more than anybody reads, and few enough that a slip of the finger costs little."""
 
-__all__ = ["Branch", "ChatSession", "Reply", "ReplyStream"]
+__all__ = ["Branch", "ChatSession", "Reply", "ReplyStream", "check_count"]
 
 
 class _Conversation:
@@ -81,7 +81,7 @@ class _Conversation:
         The others are siblings of it in the tree. Seeds count up from the first one's; greedy answers are all the same.
         """
         session, branch = self._place()
-        return session._ask_many([branch] * _count(n), prompt, options).replies
+        return session.ask_many([branch] * check_count(n), prompt, options).replies
 
     def regenerate(self, **options: Any) -> Reply:
         """Answer the last user message again; the new answer is a sibling of the old one, which stays in the tree.
@@ -269,7 +269,7 @@ class ChatSession(_Conversation):
                 for name in branches:
                     if name not in before:
                         self._fork(self.history.active, name, None, None)
-                group = self._ask_many(branches, prompt, options)
+                group = self.ask_many(branches, prompt, options)
             except BaseException:
                 self.history.branches = before
                 raise
@@ -390,7 +390,7 @@ class ChatSession(_Conversation):
         with self._lock:
             return self._start([self._question(branch, prompt)], options)[0]
 
-    def _ask_many(self, branches: Sequence[str], prompt: Content, options: dict[str, Any]) -> ReplyGroup:
+    def ask_many(self, branches: Sequence[str], prompt: Content, options: dict[str, Any]) -> ReplyGroup:
         """Ask on several branches at once; one that is named again gets further answers at the same place."""
         with self._lock:
             questions = [self._question(branch, prompt) for branch in branches]
@@ -576,7 +576,8 @@ def _check_names(branches: Sequence[str]) -> None:
             raise BranchError(f"The branch {name!r} is named twice; each gives one answer.")
 
 
-def _count(n: int) -> int:
+def check_count(n: int) -> int:
+    """Return a number of answers at one place; raise where it is none."""
     if not isinstance(n, int) or isinstance(n, bool):
         raise TypeError(f"The number of answers is a whole number, not a {type(n).__name__}.")
     if not 1 <= n <= MAX_ALTERNATIVES:

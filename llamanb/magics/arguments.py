@@ -20,8 +20,9 @@ CHAT_HELP = """\
 
   -s, --session NAME      talk to another session; a new name makes one
   -b, --branch NAME       answer on this branch
-      --fork NAME         answer on a new branch that starts here
+      --fork NAME[,NAME]  answer on a new branch that starts here; several side by side
       --at REF            ... or there: a message id, an index, a branch's name
+  -n N                    N answers at this place; the first is gone on from
   -m, --model PATH        let another model answer
       --system TEXT       the system prompt, while the branch is empty
   -t, --temperature T     0 is greedy; default 0.7
@@ -29,8 +30,9 @@ CHAT_HELP = """\
       --max-tokens N      the longest answer; default 512
       --stop TEXT         end the answer before this text; may be repeated
       --json-schema VAR   answer in JSON that fits this schema, a dict of yours
+      --grammar VAR       answer by this GBNF grammar, a string of yours
   -f, --format FORMAT     md (default), text, json or code
-  -o, --out VAR           put the Reply into a variable
+  -o, --out VAR           put the Reply into a variable; of several a dict or list
       --no-stream         show the answer when it is whole
       --raw               leave {braces} alone; else {name} is your variable
 
@@ -76,6 +78,7 @@ def chat_parser(name: str) -> MagicParser:
     parser = MagicParser(name, CHAT_HELP)
     for flags in (("-s", "--session"), ("-b", "--branch"), ("--fork",), ("--at",), ("-m", "--model"), ("--system",)):
         parser.add_argument(*flags)
+    parser.add_argument("-n", dest="n", type=_whole, default=1)
     parser.add_argument("-t", "--temperature", type=_number)
     parser.add_argument("--max-tokens", type=_whole)
     parser.add_argument("--seed", type=_seed)
@@ -84,6 +87,7 @@ def chat_parser(name: str) -> MagicParser:
     parser.add_argument("--min-p", type=_number)
     parser.add_argument("--stop", action="append")
     parser.add_argument("--json-schema")
+    parser.add_argument("--grammar")
     parser.add_argument("-f", "--format", choices=("md", "text", "json", "code"), default=None)
     parser.add_argument("-o", "--out")
     parser.add_argument("--no-stream", action="store_true")

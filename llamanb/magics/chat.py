@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import keyword
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -17,9 +17,9 @@ from llamanb.magics.display import AnswerDisplay
 from llamanb.magics.mistakes import Interrupted
 from llamanb.magics.prompt import expand
 from llamanb.persistence.notebook import exchange_metadata
-from llamanb.reply import Reply, ReplyStream
+from llamanb.reply import Reply, ReplyGroup
 from llamanb.runtime import Request, Runtime
-from llamanb.session import ChatSession
+from llamanb.session import ChatSession, check_count
 
 __all__ = ["ask", "current_request"]
 
@@ -54,61 +54,91 @@ def ask(shell: InteractiveShell, runtime: Runtime, line: str, body: str | None) 
     run = runtime.cell_run(session, request)
     system_before = session.system
     try:
-        branch = _branch(session, run, arguments)
-        stream = session.branch(branch).stream(prompt, **options)
+        branches = _branches(session, run, arguments)
+        group = session.ask_many(branches * arguments.n, prompt, options)
         form = arguments.format or ("json" if arguments.json_schema else "md")
-        show = AnswerDisplay(form, live=request.watched and not arguments.no_stream)
-        reply = _answer(runtime, session, run, stream, show)
+        show = AnswerDisplay(
+            form,
+            live=request.watched and not arguments.no_stream,
+            titles=_titles(branches, arguments.n),
+            alternatives=arguments.n > 1,
+        )
+        replies = _answer(runtime, session, run, group, show)
     finally:
         if not run.made and session.system != system_before:
             session._system = system_before
     if arguments.out:
-        shell.user_ns[arguments.out] = reply
+        shell.user_ns[arguments.out] = _result(branches, arguments.n, replies)
     if form == "json":
-        reply.json()
+        for reply in replies:
+            reply.json()
 
 
-def _branch(session: ChatSession, run: CellRun, arguments: argparse.Namespace) -> str:
-    """Decide which branch answers: the one asked for, the one of last time, or the active one."""
+def _branches(session: ChatSession, run: CellRun, arguments: argparse.Namespace) -> list[str]:
+    """Decide which branches answer: those asked for, the one of last time, or the active one."""
     history = session.history
-    origin = arguments.branch or (None if arguments.fork else run.recorded_branch()) or history.active
-    if arguments.fork is not None:
-        run.fork(arguments.fork, history.branch(origin).name, arguments.at)
-        branch = arguments.fork
-    elif arguments.at is not None:
+    forks = [] if arguments.fork is None else [name.strip() for name in arguments.fork.split(",")]
+    if len(forks) > 1 and arguments.n > 1:
+        raise InvalidArgumentError("-n gives answers at one place, and several names after --fork several places.")
+    if len(set(forks)) < len(forks):
+        raise InvalidArgumentError(f"--fork {arguments.fork}: a branch is named twice; each gives one answer.")
+    check_count(arguments.n)
+    origin = arguments.branch or (None if forks else run.recorded_branch()) or history.active
+    if not forks and arguments.at is not None:
         raise InvalidArgumentError("--at says where a fork starts; give --fork NAME with it.")
-    else:
-        branch = history.branch(origin).name
+    origin = history.branch(origin).name
+    for name in forks:
+        run.fork(name, origin, arguments.at)
+    branches = forks or [origin]
     if arguments.system is not None:
-        session.set_system(branch, arguments.system)
-    return str(branch)
+        for branch in branches:
+            session.set_system(branch, arguments.system)
+    return branches
 
 
-def _answer(runtime: Runtime, session: ChatSession, run: CellRun, stream: ReplyStream, show: AnswerDisplay) -> Reply:
-    """Show an answer as it comes, and record what the cell made of the conversation, whole or in part."""
+def _titles(branches: Sequence[str], n: int) -> list[str]:
+    if n > 1:
+        return [str(number) for number in range(1, n + 1)]
+    return list(branches) if len(branches) > 1 else [""]
+
+
+def _result(branches: Sequence[str], n: int, replies: Sequence[Reply]) -> Any:
+    """Return what `-o` puts into a variable."""
+    if n > 1:
+        return list(replies)
+    return dict(zip(branches, replies, strict=True)) if len(branches) > 1 else replies[0]
+
+
+def _answer(
+    runtime: Runtime, session: ChatSession, run: CellRun, group: ReplyGroup, show: AnswerDisplay
+) -> list[Reply]:
+    """Show answers as they come, and record what the cell made of the conversation, whole or in part."""
     try:
-        for chunk in stream:
+        for index, chunk in group:
             if chunk.kind == "answer":
-                show.add(chunk.text)
+                show.add(index, chunk.text)
+        return group.replies
     except KeyboardInterrupt:
-        stream.close()
-        if not stream.reply.messages:
+        group.close()
+        if not any(reply.messages for reply in group.replies):
             raise Interrupted("nothing was said yet, and the conversation is as it was.") from None
         raise Interrupted("the answer so far is kept; run the cell again to replace it.") from None
     finally:
-        stream.close()
-        reply = stream.reply
-        if reply.messages:
-            exchange = Exchange(reply.branch, reply.messages)
-            run.own(exchange)
-            show.finish(reply, exchange_metadata(runtime.name_of(session), session.history, exchange))
-    return reply
+        group.close()
+        replies = group.replies
+        exchanges = [Exchange(reply.branch, reply.messages) for reply in replies if reply.messages]
+        for branch in dict.fromkeys(exchange.branch for exchange in exchanges):
+            run.own(next(exchange for exchange in exchanges if exchange.branch == branch))
+        if exchanges:
+            show.finish(replies, exchange_metadata(runtime.name_of(session), session.history, exchanges))
 
 
 def _options(arguments: argparse.Namespace, namespace: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: getattr(arguments, name) for name in _SAMPLING_OPTIONS if getattr(arguments, name) is not None}
     if arguments.json_schema is not None:
         options["json_schema"] = _schema(arguments.json_schema, namespace)
+    if arguments.grammar is not None:
+        options["grammar"] = _grammar(arguments.grammar, namespace)
     return options
 
 
@@ -121,6 +151,14 @@ def _schema(name: str, namespace: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(schema, Mapping):
         raise InvalidArgumentError(f"--json-schema: {name!r} is a {type(value).__name__}, not a dict.")
     return schema
+
+
+def _grammar(name: str, namespace: Mapping[str, Any]) -> str:
+    value = namespace.get(name)
+    if not isinstance(value, str):
+        what = f"there is no variable {name!r}" if value is None else f"{name!r} is a {type(value).__name__}"
+        raise InvalidArgumentError(f"--grammar: {what}; give the name of a string of yours that holds GBNF.")
+    return value
 
 
 def _check_out(name: str | None, magic: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,24 +103,25 @@ def write_document(metadata: MutableMapping[str, Any], document: Document) -> No
     metadata[KEY] = document.to_dict()
 
 
-def exchange_metadata(session: str, history: History, exchange: Exchange) -> dict[str, Any]:
-    """Return what a chat output carries in its metadata: its exchange, and what no other output carries before it.
+def exchange_metadata(session: str, history: History, exchanges: Sequence[Exchange]) -> dict[str, Any]:
+    """Return what a chat output carries in its metadata: its exchanges, and what no other output carries before them.
 
-    That is the system prompt, and messages that were added without being answered.
+    That is the system prompt, and messages that were added without being answered. Of exchanges on one branch, the
+    first is what the branch goes on from, and the others only stand in the tree.
     """
-    messages = list(exchange.messages)
-    for message in history.ancestors(messages[0].parent):
-        if message.role == "assistant":
-            break
-        messages.insert(0, message)
-    return {
-        KEY: {
-            "session": session,
-            "branch": exchange.branch,
-            "first": exchange.messages[0].id,
-            "messages": [{"id": message.id, **message.to_dict()} for message in messages],
-        }
-    }
+    carried: list[dict[str, Any]] = []
+    branches: set[str] = set()
+    for exchange in exchanges:
+        messages = list(exchange.messages)
+        for message in history.ancestors(messages[0].parent):
+            if message.role == "assistant":
+                break
+            messages.insert(0, message)
+        place = {} if exchange.branch in branches else {"branch": exchange.branch, "first": exchange.messages[0].id}
+        branches.add(exchange.branch)
+        stored = [{"id": message.id, **message.to_dict()} for message in messages]
+        carried.append({"session": session, **place, "messages": stored})
+    return {KEY: carried[0] if len(carried) == 1 else {"exchanges": carried}}
 
 
 def fold_outputs(notebook: nbformat.NotebookNode, document: Document) -> None:
@@ -133,9 +134,10 @@ def fold_outputs(notebook: nbformat.NotebookNode, document: Document) -> None:
         made: dict[str, list[CellEntry]] = {}
         for output in cell.get("outputs", ()):
             carried = (output.get("metadata") or {}).get(KEY)
-            if carried is not None:
+            exchanges = carried.get("exchanges", [carried]) if isinstance(carried, dict) else ()
+            for exchange in exchanges if isinstance(exchanges, (list, tuple)) else ():
                 try:
-                    _fold(document, carried, made)
+                    _fold(document, exchange, made)
                 except (LlamanbError, ValueError, KeyError, TypeError, AttributeError):
                     continue
         for name, entries in made.items():
@@ -145,7 +147,7 @@ def fold_outputs(notebook: nbformat.NotebookNode, document: Document) -> None:
 
 
 def _fold(document: Document, carried: Any, made: dict[str, list[CellEntry]]) -> None:
-    name, branch = str(carried["session"]), str(carried["branch"])
+    name = str(carried["session"])
     history = load_history(document.sessions.get(name, _EMPTY))
     ids = []
     for stored in carried["messages"]:
@@ -155,8 +157,10 @@ def _fold(document: Document, carried: Any, made: dict[str, list[CellEntry]]) ->
             if stored.get("parent") is not None and stored["parent"] not in history.messages:
                 raise HistoryFormatError("$.parent", "the message before it is not there")
             history.messages[id] = Message.from_dict(id, {k: v for k, v in stored.items() if k != "id"})
-    if not ids:
+    if not ids or "branch" not in carried:
+        document.sessions[name] = _checked(history)
         return
+    branch = str(carried["branch"])
     first, last = history.messages[carried["first"]], history.messages[ids[-1]]
     if branch not in history.branches:
         history.fork(branch, first.parent)
@@ -164,14 +168,19 @@ def _fold(document: Document, carried: Any, made: dict[str, list[CellEntry]]) ->
         history.set_tip(branch, last.id)
     if not history.on_path(first.id, last.id):
         raise HistoryFormatError("$.first", "it does not come before the last message")
-    folded = dump_history(history)
-    load_history(folded)  # raises where a message that the output carries is damaged
-    document.sessions[name] = folded
+    document.sessions[name] = _checked(history)
     entries = made.setdefault(name, [])
     if entries and entries[-1].branch == branch and entries[-1].last == first.parent:
         entries[-1] = CellEntry(branch, entries[-1].first, last.id)
     else:
         entries.append(CellEntry(branch, first.id, last.id))
+
+
+def _checked(history: History) -> dict[str, Any]:
+    """Return a history as it is stored; raise where a message that an output carries is damaged."""
+    folded = dump_history(history)
+    load_history(folded)
+    return folded
 
 
 def strip_outputs(notebook: nbformat.NotebookNode) -> None:

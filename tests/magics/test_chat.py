@@ -113,7 +113,7 @@ def test_a_schema_is_a_variable(notebook: Any) -> None:
         ("%%chat -f html\nx", "invalid choice"),
         ("%%chat -o 3x\nx", "cannot be the name of a variable"),
         ("%%chat --fork main\nx", "already"),
-        ("%%chat --fork 'a,b'\nx", "cannot be a branch's name"),
+        ("%%chat --fork 'a,'\nx", "cannot be a branch's name"),
         ("%%chat --fork 7\nx", "--at would read it"),
         ("%%chat --fork f --at zzzz\nx", "no branch, index or message id"),
         ("%%chat -m /nowhere/model.gguf\nx", "no model file"),

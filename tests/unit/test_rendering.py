@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from html.parser import HTMLParser
 
 import pytest
 from hypothesis import example, given, settings
@@ -13,7 +14,15 @@ from markdown_it.token import Token
 
 from llamanb.history import History
 from llamanb.messages import Message
-from llamanb.rendering import answer_markdown, code_block, first_code_block, transcript_markdown, tree_text
+from llamanb.rendering import (
+    answer_markdown,
+    code_block,
+    first_code_block,
+    markdown_html,
+    side_by_side,
+    transcript_markdown,
+    tree_text,
+)
 
 FRAGMENTS = [
     "<img src=x onerror=alert(1)>", "<script>", "</b>", "<!--", "-->", "<?", "<!X", "<http://x>", "<javascript:a>",
@@ -263,6 +272,51 @@ def test_nothing_in_a_code_block_can_end_it(text: str, language: str) -> None:
 )
 def test_the_first_code_block_is_found(text: str, found: tuple[str, str]) -> None:
     assert first_code_block(text) == found
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its elements and its text."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+FORMATTING = re.compile("a|blockquote|br|code|div|em|h[1-6]|hr|li|ol|p|pre|span|strong|table|tbody|td|th|thead|tr|ul")
+
+
+@given(adversarial, adversarial)
+@settings(max_examples=300, deadline=None)
+def test_nothing_is_live_in_html(title: str, text: str) -> None:
+    page = Page(side_by_side([title], [markdown_html(answer_markdown(text))]))
+    for tag, attributes in page.elements:
+        assert FORMATTING.fullmatch(tag)
+        assert set(attributes) <= {"href", "title", "class", "style", "start"}
+        assert SAFE_LINK.match(attributes.get("href") or "#")
+
+
+def test_html_reads_as_it_was_written() -> None:
+    text = "a < b, `List<int>`, $x_i < y_j$ and $5 or $10.\n\n```sh\necho \\\\$HOME $x$\n```\n\n$$z$$"
+    page = Page(markdown_html(answer_markdown(text)))
+    assert "a < b, List<int>, $x_i < y_j$ and \\$5 or \\$10." in page.text
+    assert "echo \\\\$HOME $x$" in page.text
+    assert "$$z$$" in page.text
+    assert "em" not in {tag for tag, _ in page.elements}
+
+
+def test_columns_stand_under_their_titles() -> None:
+    shown = side_by_side(["a<b", "c"], ["<p>one</p>", "<p>two</p>"])
+    assert Page(shown).text == "a<bonectwo"
+    assert shown.count("<p>") == 2
 
 
 def test_a_transcript_shows_each_message_under_its_role() -> None:

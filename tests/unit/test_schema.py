@@ -505,7 +505,7 @@ def run(
         )
         exchange = Exchange(branch, (asked, answer))
         request.own(exchange)
-        carried = json.loads(json.dumps(exchange_metadata("default", history, exchange)))
+        carried = json.loads(json.dumps(exchange_metadata("default", history, [exchange])))
         node.outputs.append(nbformat.v4.new_output("display_data", {"text/markdown": word}, metadata=carried))
     request.finish()
     notebook.cells.append(node)

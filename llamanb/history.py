@@ -292,6 +292,7 @@ class History:
     def adopt(self, branch: str, other: str) -> None:
         """Give `branch` the tip of `other`."""
         self.set_tip(branch, self.tip(other))
+        self._mark_stale(branch)
 
     # -- changing what a branch says ----------------------------------------------------------------------------
 
@@ -310,6 +311,7 @@ class History:
             raise BranchError(f"Branch {branch!r} has {len(exchanges)} exchanges; {n} of them cannot be taken off.")
         if n:
             self.set_tip(branch, exchanges[-n].messages[0].parent)
+            self._mark_stale(branch)
 
     def edit(self, branch: str, id: str, content: Content) -> Message:
         """Make a sibling of a message of this branch with other content; the branch ends there. The original stays."""
@@ -318,6 +320,7 @@ class History:
         old = self.messages[id]
         edited = self.add(Message.create(old.role, content, parent=old.parent))
         self.set_tip(branch, edited.id)
+        self._mark_stale(branch)
         return edited
 
     def set_system(self, branch: str, system: str | None) -> None:
@@ -385,6 +388,25 @@ class History:
                 self.stale.add(cell)
 
     # -- cells --------------------------------------------------------------------------------------------------
+
+    def replace_tip(self, branch: str, tip: str) -> None:
+        """Move a branch to another answer to its last question; the entry of the cell that asked it goes along."""
+        old = self.tip(branch)
+        self.set_tip(branch, tip)
+        for cell, entries in self.cells.items():
+            self.cells[cell] = [
+                replace(entry, last=tip) if (entry.branch, entry.last) == (branch, old) else entry for entry in entries
+            ]
+
+    def _mark_stale(self, branch: str) -> None:
+        """Mark the cells whose exchange is no longer on a branch as stale, and those where it is again as not."""
+        path = {message.id for message in self.ancestors(self.tip(branch))}
+        for cell, entries in self.cells.items():
+            there = [entry.last in path for entry in entries if entry.branch == branch]
+            if there and not all(there):
+                self.stale.add(cell)
+            elif there and len(there) == len(entries):
+                self.stale.discard(cell)
 
     def rerun_point(self, entry: CellEntry) -> tuple[bool, str | None] | None:
         """Return whether an entry's exchange is on its branch, and where that rewinds to when its cell runs again.

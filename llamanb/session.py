@@ -94,7 +94,7 @@ class _Conversation:
             The branch has no user message.
         """
         session, branch = self._place()
-        return finished(session._answer_again(branch, options))
+        return session.answer_again(branch, options).replies[0]
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -405,7 +405,8 @@ class ChatSession(_Conversation):
         message = Message.create("user", prompt, parent=path[-1].id if path else None)
         return _Question(branch, [*path, message])
 
-    def _answer_again(self, branch: str, options: dict[str, Any]) -> ReplyStream:
+    def answer_again(self, branch: str, options: dict[str, Any]) -> ReplyGroup:
+        """Answer the last user message of a branch again, as `regenerate` does."""
         with self._lock:
             self._require_ready(branch)
             path = self.history.branch_path(branch)
@@ -415,7 +416,7 @@ class ChatSession(_Conversation):
                 raise BranchError(f"Branch {branch!r} has no user message to answer.")
             answers = self.history.children(path[-1].id)
             seeds = {dict(answer.sampling or {}).get("seed") for answer in answers}
-            return self._start([_Question(branch, path, seeds)], options)[0]
+            return ReplyGroup(self._start([_Question(branch, path, seeds)], options))
 
     def _start(self, questions: Sequence[_Question], options: dict[str, Any]) -> list[ReplyStream]:
         """Start the answers to some questions, all or none.
@@ -490,7 +491,10 @@ class ChatSession(_Conversation):
                 sampling=question.sampling.acting(),
             )
         )
-        if question.moves_tip:
+        tip = self.history.tip(question.branch)
+        if question.moves_tip and tip is not None and self.history.on_path(asked.id, tip):
+            self.history.replace_tip(question.branch, answer.id)
+        elif question.moves_tip:
             self.history.set_tip(question.branch, answer.id)
         return asked, answer
 

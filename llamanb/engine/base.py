@@ -5,15 +5,25 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from llamanb.errors import ContextWindowExceededError, SessionClosedError
+from llamanb.errors import ContextWindowExceededError, InvalidArgumentError, SessionClosedError
 from llamanb.messages import Chunk, FinishReason, Message, ToolCall, Usage
 from llamanb.sampling import SamplingParams
 
-__all__ = ["Engine", "EngineStats", "Generation", "GenerationRequest", "GenerationResult", "answer_budget"]
+__all__ = [
+    "Engine",
+    "EngineStats",
+    "Generation",
+    "GenerationRequest",
+    "GenerationResult",
+    "answer_budget",
+    "token_bias",
+]
+
+_LONG_TEXT, _FEW_TOKENS = 40, 8  # how much of a text and of its tokens a message shows
 
 
 @dataclass(frozen=True)
@@ -205,6 +215,52 @@ def answer_budget(request: GenerationRequest, n_ctx: int) -> int:
     if left < 1:
         raise ContextWindowExceededError(len(request.tokens), n_ctx)
     return min(request.sampling.max_tokens, left)
+
+
+def token_bias(
+    bias: Mapping[int | str, float],
+    single: Callable[[str], Sequence[int]],
+    tokenize: Callable[[str], Sequence[int]],
+) -> dict[int, float]:
+    """Return a logit bias by token ids alone; where two keys name a token, their numbers add up.
+
+    Parameters
+    ----------
+    bias
+        Token ids and texts to numbers. A text stands for itself and, unless it begins with white space, for itself
+        after a space: a model has one token for a word that begins a text and another inside of it.
+    single
+        Gives the tokens whose text is exactly this.
+    tokenize
+        Gives the tokens of a text.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A text is no single token, neither as it is nor after a space.
+    """
+    tokens: dict[int, float] = {}
+    for key, value in bias.items():
+        named = [key] if isinstance(key, int) else _single_tokens(key, single, tokenize)
+        for token in named:
+            tokens[token] = tokens.get(token, 0.0) + value
+    return tokens
+
+
+def _single_tokens(
+    text: str, single: Callable[[str], Sequence[int]], tokenize: Callable[[str], Sequence[int]]
+) -> list[int]:
+    forms = [text] if text[0].isspace() else [text, " " + text]
+    found = [token for form in forms for token in single(form)]
+    if not found:
+        parts = tokenize(text)
+        shown = text if len(text) <= _LONG_TEXT else text[: _LONG_TEXT - 1] + "…"
+        ids = [str(token) for token in parts[:_FEW_TOKENS]] + ["…"] * (len(parts) > _FEW_TOKENS)
+        raise InvalidArgumentError(
+            f"logit_bias names {shown!r}, which is {len(parts)} tokens in this model; a bias acts on single tokens, so "
+            f"name one by its id: {', '.join(ids)}."
+        )
+    return found
 
 
 def require_open(closed: bool) -> None:

@@ -6,6 +6,7 @@ import atexit
 import collections
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import os
 import re
@@ -21,7 +22,7 @@ import llama_cpp
 import numpy as np
 from llguidance import LLTokenizer
 
-from llamanb.engine.base import EngineStats, Generation, GenerationRequest, answer_budget, require_open
+from llamanb.engine.base import EngineStats, Generation, GenerationRequest, answer_budget, require_open, token_bias
 from llamanb.engine.cache import CacheBook
 from llamanb.engine.constraint import Constraint, SchemaConstraint, check_schema
 from llamanb.engine.scheduler import Outcome, Row, Scheduler
@@ -37,7 +38,7 @@ from llamanb.errors import (
 )
 from llamanb.messages import Message
 from llamanb.models import ListLength, check_header, fingerprint, resolve
-from llamanb.sampling import SamplingParams
+from llamanb.sampling import MAX_SEED, SamplingParams
 
 __all__ = ["LlamaCppEngine"]
 
@@ -199,8 +200,9 @@ class LlamaCppEngine:
     def submit(self, request: GenerationRequest) -> Generation:
         """Start a generation; see `llamanb.engine.base.Engine.submit`."""
         require_open(self._closed)
-        self._native.check_sampling(request.sampling)
-        return self._scheduler.submit(request, answer_budget(request, self._n_ctx))
+        sampling = self._native.checked_sampling(request.sampling)
+        budget = answer_budget(request, self._n_ctx)
+        return self._scheduler.submit(dataclasses.replace(request, sampling=sampling), budget)
 
     def stats(self) -> EngineStats:
         """Return where the cells of the cache are."""
@@ -420,15 +422,28 @@ class _Native:
         """Make a fresh sampler for one request."""
         return _Sampler(self, sampling, prompt)
 
-    def check_sampling(self, sampling: SamplingParams) -> None:
-        """Raise where this vocabulary cannot do what is asked."""
-        for token in sampling.logit_bias:
+    def checked_sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """Return sampling whose logit bias is by token ids; raise where this vocabulary cannot do what is asked."""
+        bias = token_bias(sampling.logit_bias, self._single, functools.partial(self.tokenize, special=False))
+        for token in bias:
             if token >= self.n_vocab:
                 raise InvalidArgumentError(f"logit_bias names token {token}; this model has {self.n_vocab} tokens.")
         if sampling.json_schema is not None:
             check_schema(sampling.json_schema)
         if sampling.grammar is not None:
             self.grammar(sampling.grammar).close()
+        return sampling.replace(logit_bias=bias)
+
+    def _single(self, text: str) -> Sequence[int]:
+        return self._tokens_by_piece.get(text.encode(), ())
+
+    @functools.cached_property
+    def _tokens_by_piece(self) -> dict[bytes, list[int]]:
+        """The tokens by their bytes: tokenising a word gives only one of those that some vocabularies have for it."""
+        tokens: dict[bytes, list[int]] = {}
+        for token in range(self.n_vocab):
+            tokens.setdefault(self.piece(token), []).append(token)
+        return tokens
 
     def constraint(self, sampling: SamplingParams) -> Constraint | None:
         """Return what holds an answer to a schema or a grammar, or ``None`` where it is free."""
@@ -539,45 +554,67 @@ class _Sampler:
     def __init__(self, native: _Native, sampling: SamplingParams, prompt: Sequence[int]) -> None:
         self._native = native
         self._constraint = native.constraint(sampling)
-        # How many of the likeliest tokens decide what the chain does; without top-k, or with logits that it changes
-        # first, all of them may.
-        ranked = not (sampling.logit_bias or self._looks_back(sampling))
-        few = 1 if sampling.greedy else sampling.top_k
-        self._n_looked_at = few if ranked and few else native.n_vocab
+        self._looks_back = sampling.has_penalties or sampling.has_dry
+        self._n_looked_at = self._n_deciding(sampling)
         self._chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         for link in self._links(sampling):
             llama_cpp.llama_sampler_chain_add(self._chain, link)
-        if self._looks_back(sampling):
-            last = len(prompt) if sampling.penalty_last_n < 0 else sampling.penalty_last_n
-            for token in prompt[max(0, len(prompt) - last) :]:
-                llama_cpp.llama_sampler_accept(self._chain, token)
+        # Each link that looks back keeps as many of the tokens as it looks at.
+        for token in prompt[-native.n_cells :] if self._looks_back else ():
+            llama_cpp.llama_sampler_accept(self._chain, token)
 
-    @staticmethod
-    def _looks_back(sampling: SamplingParams) -> bool:
-        penalties = (sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty)
-        return sampling.penalty_last_n != 0 and penalties != (1.0, 0.0, 0.0)
+    def _n_deciding(self, sampling: SamplingParams) -> int:
+        """Return how many of the likeliest tokens decide what the chain does.
+
+        Without top-k, which Mirostat takes the place of, or with logits that the chain changes first, all of them may.
+        """
+        few = 1 if sampling.greedy else sampling.top_k
+        changed = bool(sampling.logit_bias) or self._looks_back
+        return self._native.n_vocab if changed or sampling.has_mirostat or not few else few
 
     def _links(self, sampling: SamplingParams) -> list[Any]:
-        n_vocab = self._native.n_vocab
         links = []
         if sampling.logit_bias:
             biases = (llama_cpp.llama_logit_bias * len(sampling.logit_bias))(
                 *[llama_cpp.llama_logit_bias(token, bias) for token, bias in sampling.logit_bias.items()]
             )
-            links.append(llama_cpp.llama_sampler_init_logit_bias(n_vocab, len(biases), biases))
-        if self._looks_back(sampling):
-            last = self._native.n_cells if sampling.penalty_last_n < 0 else sampling.penalty_last_n
+            links.append(llama_cpp.llama_sampler_init_logit_bias(self._native.n_vocab, len(biases), biases))
+        if sampling.has_penalties:
             links.append(
                 llama_cpp.llama_sampler_init_penalties(
-                    n_vocab,
-                    last,
+                    self._native.n_vocab,
+                    self._window(sampling.penalty_last_n),
                     sampling.repeat_penalty,
                     sampling.frequency_penalty,
                     sampling.presence_penalty,
                 )
             )
+        if sampling.has_dry:
+            links.append(self._dry(sampling))
         if sampling.greedy:
             return [*links, llama_cpp.llama_sampler_init_greedy()]
+        return [*links, *(self._mirostat(sampling) if sampling.has_mirostat else self._draw(sampling))]
+
+    def _window(self, last_n: int) -> int:
+        """Return how many tokens a link looks back over; it takes memory for each, be there a token or not."""
+        return self._native.n_cells if last_n < 0 else min(last_n, self._native.n_cells)
+
+    def _dry(self, sampling: SamplingParams) -> Any:
+        breakers = [text.encode() for text in sampling.dry_sequence_breakers]
+        return llama_cpp.llama_sampler_init_dry(
+            self._native._vocab,
+            sampling.dry_multiplier,
+            sampling.dry_base,
+            sampling.dry_allowed_length,
+            self._window(sampling.dry_penalty_last_n),
+            (ctypes.c_char_p * len(breakers))(*breakers),
+            len(breakers),
+        )
+
+    @staticmethod
+    def _draw(sampling: SamplingParams) -> list[Any]:
+        links = []
+        seed = int(sampling.seed or 0)
         if sampling.top_k:
             links.append(llama_cpp.llama_sampler_init_top_k(sampling.top_k))
         if sampling.typical_p < 1:
@@ -586,9 +623,25 @@ class _Sampler:
             links.append(llama_cpp.llama_sampler_init_top_p(sampling.top_p, 1))
         if sampling.min_p > 0:
             links.append(llama_cpp.llama_sampler_init_min_p(sampling.min_p, 1))
+        if sampling.has_xtc:
+            # Both take numbers from a generator with their seed. With the same one, whether XTC acts on a token would
+            # depend on what was drawn before it.
+            own = (seed + 1) % (MAX_SEED + 1)
+            links.append(
+                llama_cpp.llama_sampler_init_xtc(sampling.xtc_probability, sampling.xtc_threshold, 1, own),
+            )
         links.append(llama_cpp.llama_sampler_init_temp(sampling.temperature))
-        links.append(llama_cpp.llama_sampler_init_dist(int(sampling.seed or 0)))
+        links.append(llama_cpp.llama_sampler_init_dist(seed))
         return links
+
+    @staticmethod
+    def _mirostat(sampling: SamplingParams) -> list[Any]:
+        return [
+            llama_cpp.llama_sampler_init_temp(sampling.temperature),
+            llama_cpp.llama_sampler_init_mirostat_v2(
+                int(sampling.seed or 0), sampling.mirostat_tau, sampling.mirostat_eta
+            ),
+        ]
 
     def sample(self, row: int) -> int:
         """Return the token that follows a row of the last batch."""

@@ -17,6 +17,7 @@ from llamanb.engine.base import (
     GenerationResult,
     answer_budget,
     require_open,
+    token_bias,
 )
 from llamanb.engine.cache import CacheBook, Placement
 from llamanb.engine.constraint import check_schema
@@ -131,11 +132,16 @@ class ScriptedEngine:
         """Return the bytes of a text."""
         return list(text.encode())
 
+    def _single(self, text: str) -> list[int]:
+        tokens = self.tokenize(text)
+        return tokens if len(tokens) == 1 else []
+
     def submit(self, request: GenerationRequest) -> Generation:
-        """Start a generation in a thread of its own."""
+        """Start a generation in a thread of its own; of its sampling, `max_tokens` and `stop` act."""
         require_open(self._closed)
         if request.sampling.json_schema is not None:
             check_schema(request.sampling.json_schema)
+        token_bias(request.sampling.logit_bias, self._single, self.tokenize)
         budget = answer_budget(request, self._n_ctx)
         with self._lock:
             reply = self._next_reply()

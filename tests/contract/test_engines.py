@@ -63,6 +63,14 @@ def test_an_engine_satisfies_the_protocol(engine: Engine) -> None:
     assert len(engine.fingerprint) == 64
 
 
+def test_a_bias_names_tokens_by_id_or_by_text(engine: Engine) -> None:
+    assert start(engine, asked("Hello"), GREEDY.replace(logit_bias={7: 1.0, "a": 1.0, "\n": -1.0})).result().text
+    several = "naïve 世界"
+    n = len(engine.tokenize(several))
+    with pytest.raises(llamanb.InvalidArgumentError, match=f"{several}', which is {n} tokens"):
+        start(engine, asked("Hello"), GREEDY.replace(logit_bias={several: 1.0}))
+
+
 def test_chunks_join_to_the_text_of_the_result(engine: Engine) -> None:
     generation = start(engine, asked("Name three primes."))
     text = "".join(chunk.text for chunk in generation)

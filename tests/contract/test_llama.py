@@ -1,8 +1,9 @@
-"""What only llama.cpp has: files that cannot be loaded, control tokens, grammars, penalties."""
+"""What only llama.cpp has: files that cannot be loaded, control tokens, grammars, each link of the sampler chain."""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 import llamanb
@@ -222,7 +224,249 @@ def test_a_seed_decides_and_filters_can_leave_one_token(shared_llama_engine: Lla
     greedy = answer(shared_llama_engine, "Tell me a story.").text
     for narrow in ({"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}):
         assert drawn(seed=3, **narrow) == greedy
-    assert drawn(seed=3, typical_p=0.01, top_k=0, top_p=1.0, min_p=0.0)
+
+
+# -- the links of the sampler chain -----------------------------------------------------------------------------
+
+
+BARE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)  # nothing but the draw
+N_SEEDS = 150
+
+
+@pytest.fixture
+def logits(shared_llama_engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the model says of the first token of a story: a few likely tokens, and none that is nearly certain."""
+    from llamanb.engine import llama
+
+    seen = []
+    sample = llama._Sampler.sample
+
+    def recording(sampler: Any, row: int) -> int:
+        seen.append(np.array(sampler._native.logits(row), dtype=np.float64))
+        return sample(sampler, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llama._Sampler, "sample", recording)
+        answer(shared_llama_engine, "Tell me a story about a cat.", max_tokens=1)
+    return seen[0]
+
+
+def probabilities(logits: Any) -> Any:
+    shares = np.exp(logits - logits.max())
+    return shares / shares.sum()
+
+
+def chosen(engine: LlamaCppEngine, logits: Any, sampling: SamplingParams, prompt: Any = (), n: int = 1) -> list[int]:
+    """Return what a fresh sampler chooses, `n` times in a row, from the same logits."""
+    sampler = engine._native.sampler(sampling, prompt)
+    try:
+        return [sampler._choose(np.arange(len(logits)), logits) for _ in range(n)]
+    finally:
+        sampler.close()
+
+
+def over_seeds(engine: LlamaCppEngine, logits: Any, sampling: SamplingParams, n: int = 1) -> list[list[int]]:
+    return [chosen(engine, logits, sampling.replace(seed=seed), n=n) for seed in range(N_SEEDS)]
+
+
+def test_typical_sampling_keeps_the_tokens_of_about_the_expected_surprise(
+    shared_llama_engine: LlamaCppEngine, logits: Any
+) -> None:
+    p = probabilities(logits)
+    surprise = -np.log(p)
+    order = np.argsort(abs(surprise - (p * surprise).sum()))
+    kept = order[: int(np.searchsorted(np.cumsum(p[order]), 0.2)) + 1]
+    assert p.argmax() not in kept
+    drawn = {token for (token,) in over_seeds(shared_llama_engine, logits, BARE.replace(typical_p=0.2))}
+    assert drawn <= set(kept)
+    assert {token for token in kept if p[token] / p[kept].sum() > 0.1} <= drawn
+    assert not {token for (token,) in over_seeds(shared_llama_engine, logits, BARE)} <= set(kept)
+
+
+def test_xtc_drops_the_likeliest_tokens_before_the_temperature(
+    shared_llama_engine: LlamaCppEngine, logits: Any
+) -> None:
+    p = probabilities(logits)
+    top = [int(token) for token in np.argsort(-p) if p[token] >= 0.05]
+    assert len(top) >= 3
+
+    def drawn(**options: Any) -> list[int]:
+        sampling = BARE.replace(xtc_threshold=0.05, **options)
+        return [token for (token,) in over_seeds(shared_llama_engine, logits, sampling)]
+
+    always = drawn(xtc_probability=1.0)
+    assert not set(always) & set(top[:-1])
+    assert top[-1] in always
+    assert top[-1] in drawn(xtc_probability=1.0, temperature=0.01)
+    half = sum(token in top[:-1] for token in drawn(xtc_probability=0.5))
+    off = sum(token in top[:-1] for token in drawn(xtc_probability=0.0))
+    assert 0.3 * off < half < 0.7 * off
+
+
+def test_xtc_above_one_half_is_off(shared_llama_engine: LlamaCppEngine, logits: Any) -> None:
+    high = BARE.replace(xtc_probability=1.0, xtc_threshold=0.51)
+    assert over_seeds(shared_llama_engine, logits, high) == over_seeds(shared_llama_engine, logits, BARE)
+
+
+def test_whether_xtc_acts_does_not_hang_on_what_was_drawn_before(shared_llama_engine: LlamaCppEngine) -> None:
+    logits = np.log([0.5, 0.3, 0.2])
+    pairs = over_seeds(shared_llama_engine, logits, BARE.replace(xtc_probability=0.5), n=2)
+    assert [0, 0] in pairs  # with one generator for both, XTC acts after every draw of the likeliest token
+
+
+def test_mirostat_drops_what_is_above_its_bound_and_moves_it(shared_llama_engine: LlamaCppEngine, logits: Any) -> None:
+    tau, eta = 1.8, 0.9
+
+    def within(bound: float) -> set[int]:
+        return set(np.flatnonzero(-np.log2(p) <= bound)) or {int(p.argmax())}
+
+    for temperature in (1.0, 1.5):
+        p = probabilities(logits / temperature)
+        options = {"mirostat": 2, "mirostat_tau": tau, "mirostat_eta": eta, "temperature": temperature, "top_k": 1}
+        pairs = over_seeds(shared_llama_engine, logits, BARE.replace(**options), n=2)
+        first = within(2 * tau)
+        assert {token for token, _ in pairs} == first
+        bounds = {token: 2 * tau - eta * (-math.log2(p[token] / p[list(first)].sum()) - tau) for token in first}
+        assert all(second in within(bounds[token]) for token, second in pairs)
+        assert any(second not in first for _, second in pairs)
+
+
+@pytest.mark.parametrize("tau", [1.5, 3.0])
+def test_mirostat_comes_to_the_surprise_that_was_asked_for(
+    shared_llama_engine: LlamaCppEngine, logits: Any, tau: float
+) -> None:
+    p = probabilities(logits)
+    bound, surprises = 2 * tau, []
+    for token in chosen(shared_llama_engine, logits, BARE.replace(mirostat=2, mirostat_tau=tau, seed=1), n=400):
+        kept = -np.log2(p) <= bound
+        assert kept[token]
+        surprises.append(-math.log2(p[token] / p[kept].sum()))
+        bound -= 0.1 * (surprises[-1] - tau)
+    assert abs(np.mean(surprises[100:]) - tau) < 0.1
+
+
+def test_bias_and_penalties_act_before_mirostat_and_nothing_does_with_temperature_0(
+    shared_llama_engine: LlamaCppEngine, logits: Any
+) -> None:
+    mirostat = BARE.replace(mirostat=2, mirostat_tau=0.0)  # the likeliest token
+    first, second = (int(token) for token in np.argsort(-logits)[:2])
+    assert chosen(shared_llama_engine, logits, mirostat) == [first]
+    assert chosen(shared_llama_engine, logits, mirostat.replace(logit_bias={first: -math.inf})) == [second]
+    assert chosen(shared_llama_engine, logits, mirostat.replace(presence_penalty=10.0), [first]) == [second]
+    greedy = SamplingParams(temperature=0.0, mirostat=2, xtc_probability=1.0, xtc_threshold=0.05)
+    assert chosen(shared_llama_engine, logits, greedy) == [first]
+
+
+@pytest.mark.parametrize("link", [{"xtc_probability": 0.5}, {"mirostat": 2}])
+def test_a_seed_decides_with_xtc_and_mirostat_too(shared_llama_engine: LlamaCppEngine, link: Any) -> None:
+    def drawn(seed: int) -> str:
+        return str(answer(shared_llama_engine, "Tell me a story.", temperature=1.0, seed=seed, **link).text)
+
+    texts = [drawn(seed) for seed in range(3)]
+    assert [drawn(seed) for seed in range(3)] == texts
+    assert len(set(texts)) == 3
+
+
+def test_dry_ends_a_loop(shared_llama_engine: LlamaCppEngine) -> None:
+    def n_sung(**options: Any) -> int:
+        song = answer(shared_llama_engine, "Say 'la la la' over and over.", max_tokens=40, **options).text
+        return str(song).lower().count("la")
+
+    assert n_sung() >= 40
+    assert n_sung(dry_multiplier=0.8) < 10
+    assert n_sung(dry_multiplier=0.8, dry_penalty_last_n=0) >= 40
+    assert n_sung(dry_multiplier=0.8, dry_allowed_length=500) >= 40
+    assert n_sung(dry_multiplier=0.8, dry_sequence_breakers=["la"]) >= 40
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("options", [{}, {"repeat_penalty": 1.1, "penalty_last_n": 4}])
+def test_dry_takes_as_much_as_it_says_also_for_what_the_prompt_repeats(
+    shared_llama_engine: LlamaCppEngine, n: int, options: Any
+) -> None:
+    passage = [5000, 5001, 5002, 5003, 5004]
+    follower, other, filler = 6000, 6001, list(range(7000, 7100))
+    prompt = [*passage, follower, *filler, *passage[-n:]]
+    loss = 0.5 * 3.0 ** (n - 2)
+    logits = np.full(shared_llama_engine._native.n_vocab, -100.0)
+    dry = GREEDY.replace(dry_multiplier=0.5, dry_base=3.0, **options)
+    for other_logit, expected in ((9.99 - loss, follower), (10.01 - loss, other)):
+        logits[[follower, other]] = 10.0, other_logit
+        assert chosen(shared_llama_engine, logits, dry, prompt) == [expected]
+    for without in ({"dry_penalty_last_n": len(filler)}, {"dry_allowed_length": n + 1}):
+        assert chosen(shared_llama_engine, logits, dry.replace(**without), prompt) == [follower]
+    within = dry.replace(dry_penalty_last_n=len(prompt))
+    assert chosen(shared_llama_engine, logits, within, prompt) == [other]
+
+
+def test_a_window_takes_no_more_memory_than_the_cache_has_tokens(shared_llama_engine: LlamaCppEngine) -> None:
+    options = {"dry_multiplier": 0.8, "repeat_penalty": 1.1}
+    most = {"dry_penalty_last_n": 2**31 - 1, "penalty_last_n": 2**31 - 1}
+    sampler = shared_llama_engine._native.sampler(GREEDY, [])
+    assert sampler._window(2**31 - 1) == sampler._window(-1) == shared_llama_engine._native.n_cells
+    sampler.close()
+    texts = {
+        answer(shared_llama_engine, "Tell me a story.", **options, **window).text
+        for window in (most, dict.fromkeys(most, -1))
+    }
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dry_multiplier": 100.0},
+        {"presence_penalty": 10.0},
+        {"mirostat": 2, "mirostat_tau": 9.0, "temperature": 1.0, "top_k": 1},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.2, "temperature": 1.0, "top_k": 2},
+    ],
+)
+def test_under_a_grammar_every_token_that_a_link_could_choose_is_looked_at(
+    shared_llama_engine: LlamaCppEngine, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = shared_llama_engine._native
+    (yes,), (no,) = shared_llama_engine.tokenize("yes"), shared_llama_engine.tokenize("no")
+    logits = np.full(native.n_vocab, -100.0)
+    logits[9000:9300] = 19.5  # refused by the grammar, and between the two that are not
+    logits[9000], logits[yes], logits[no] = 60.0, 20.0, 19.0
+    monkeypatch.setattr(native, "logits", lambda row: logits)
+    said = set()
+    for seed in range(20):
+        sampling = GREEDY.replace(grammar='root ::= "yes" | "no"', seed=seed, **options)
+        sampler = native.sampler(sampling, [5000, 5001, yes, 5000, 5001])
+        said.add(sampler.sample(0))
+        sampler.close()
+    assert no in said
+    assert said <= {yes, no}
+
+
+def test_a_text_in_a_bias_is_its_token_with_and_without_a_space(shared_llama_engine: LlamaCppEngine) -> None:
+    question = "What is the capital of France? Answer with one word."
+    assert "Paris" in answer(shared_llama_engine, question).text
+    assert "Paris" not in answer(shared_llama_engine, question, logit_bias={"Paris": -math.inf}).text
+    forced = answer(shared_llama_engine, "Name a city.", logit_bias={"Paris": 100.0}, max_tokens=3).text
+    assert forced == "Paris Paris Paris"
+    middle = answer(shared_llama_engine, "Name a city.", logit_bias={" Paris": 100.0}, max_tokens=3).text
+    assert middle == " Paris Paris Paris"
+    only_inside = shared_llama_engine.tokenize(" elephant")
+    assert len(shared_llama_engine.tokenize("elephant")) > len(only_inside) == 1
+    assert "elephant" in answer(shared_llama_engine, "Name a city.", logit_bias={"elephant": 100.0}, max_tokens=2).text
+
+
+def test_biases_of_one_token_add_up_and_digits_are_a_text(shared_llama_engine: LlamaCppEngine) -> None:
+    (token,) = shared_llama_engine.tokenize("7")
+    for bias in ({token: 60.0, "7": 60.0}, {"7": 120.0}):
+        assert answer(shared_llama_engine, "Hello", logit_bias={5000: 90.0, **bias}, max_tokens=1).text == "7"
+
+
+@pytest.mark.parametrize("text", ["Paris is big", "<|im_end|>", "😀" * 1000])
+def test_a_text_of_several_tokens_cannot_be_biased(shared_llama_engine: LlamaCppEngine, text: str) -> None:
+    tokens = shared_llama_engine.tokenize(text)
+    with pytest.raises(
+        llamanb.InvalidArgumentError, match=rf"which is {len(tokens)} tokens .* by its id: {tokens[0]}, {tokens[1]}"
+    ) as raised:
+        answer(shared_llama_engine, "Hello", logit_bias={text: 1.0})
+    assert len(str(raised.value)) < 250
 
 
 def test_a_model_without_a_template_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,20 @@ RANGES: dict[str, tuple[float, float]] = {
     "repeat_penalty": (0.01, 10.0),
     "frequency_penalty": (-10.0, 10.0),
     "presence_penalty": (-10.0, 10.0),
+    "dry_multiplier": (0.0, 100.0),
+    "dry_base": (1.0, 100.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "mirostat_tau": (0.0, 100.0),
+    "mirostat_eta": (0.0, 1.0),
+    "dry_allowed_length": (1, 2**31 - 1),
+    "dry_penalty_last_n": (-1, 2**31 - 1),
     "top_k": (0, 2**31 - 1),
     "penalty_last_n": (-1, 2**31 - 1),
     "max_tokens": (1, 2**31 - 1),
     "seed": (0, MAX_SEED),
 }
-WHOLE = ("top_k", "penalty_last_n", "max_tokens", "seed")
+WHOLE = ("top_k", "penalty_last_n", "dry_allowed_length", "dry_penalty_last_n", "max_tokens", "seed")
 EDGES = [(name, edge) for name, edges in RANGES.items() for edge in edges]
 
 
@@ -40,9 +48,19 @@ def params(draw: st.DrawFn) -> SamplingParams:
     }
     if draw(st.booleans()):
         values["seed"] = "random"
+    values["mirostat"] = draw(st.sampled_from([0, 2]))
+    values["dry_sequence_breakers"] = draw(
+        st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=9))
+    )
     values["stop"] = draw(st.lists(st.text(min_size=1, max_size=5), max_size=3))
     values["logit_bias"] = draw(
-        st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-1e6, 1e6) | st.just(-math.inf), max_size=3)
+        st.dictionaries(
+            st.integers(0, 2**31 - 1)
+            | st.integers(0, 99).map(str)
+            | st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
+            st.floats(-1e6, 1e6) | st.just(-math.inf),
+            max_size=3,
+        )
     )
     constraint = draw(st.sampled_from([{}, {"grammar": 'root ::= "x"'}, {"json_schema": {"type": "object"}}]))
     return SamplingParams(**values, **constraint)
@@ -53,6 +71,10 @@ def test_the_defaults_are_those_of_the_design() -> None:
     assert (defaults.temperature, defaults.top_p, defaults.top_k, defaults.min_p) == (0.7, 0.95, 40, 0.05)
     assert (defaults.repeat_penalty, defaults.frequency_penalty, defaults.presence_penalty) == (1.0, 0.0, 0.0)
     assert (defaults.max_tokens, defaults.seed, defaults.stop) == (512, None, ())
+    assert (defaults.dry_multiplier, defaults.dry_base, defaults.dry_allowed_length) == (0.0, 1.75, 2)
+    assert (defaults.dry_penalty_last_n, defaults.dry_sequence_breakers) == (-1, ("\n", ":", '"', "*"))
+    assert (defaults.xtc_probability, defaults.xtc_threshold) == (0.0, 0.1)
+    assert (defaults.mirostat, defaults.mirostat_tau, defaults.mirostat_eta) == (0, 5.0, 0.1)
 
 
 @pytest.mark.parametrize(("name", "edge"), EDGES)
@@ -94,8 +116,28 @@ def test_the_only_word_for_a_seed_is_random(seed: str) -> None:
         SamplingParams(seed=seed)
 
 
-def test_one_stop_string_may_stand_alone() -> None:
+def test_one_stop_string_or_breaker_may_stand_alone() -> None:
     assert SamplingParams(stop="END").stop == ("END",)
+    assert SamplingParams(dry_sequence_breakers="END").dry_sequence_breakers == ("END",)
+
+
+@pytest.mark.parametrize("version", [1, 3, -2])
+def test_the_only_mirostat_is_version_2(version: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"^mirostat is {version}; it must be 0 \(off\) or 2"):
+        SamplingParams(mirostat=version)
+
+
+@pytest.mark.parametrize("version", [True, 2.0, "2"])
+def test_mirostat_is_a_whole_number(version: Any) -> None:
+    with pytest.raises(TypeError, match="mirostat must be a whole number"):
+        SamplingParams(mirostat=version)
+
+
+def test_a_breaker_is_as_long_as_llama_cpp_reads_it() -> None:
+    assert SamplingParams(dry_sequence_breakers=["é" * 20]).dry_sequence_breakers == ("é" * 20,)
+    assert SamplingParams(dry_sequence_breakers=[]).dry_sequence_breakers == ()
+    with pytest.raises(InvalidArgumentError, match="has 42 bytes; it must have 1 to 40"):
+        SamplingParams(dry_sequence_breakers=["é" * 21])
 
 
 @pytest.mark.parametrize(
@@ -106,7 +148,17 @@ def test_one_stop_string_may_stand_alone() -> None:
         ({"stop": 3}, TypeError),
         ({"logit_bias": [1]}, TypeError),
         ({"logit_bias": {-1: 0.0}}, InvalidArgumentError),
-        ({"logit_bias": {"1": 0.0}}, TypeError),
+        ({"logit_bias": {1.0: 0.0}}, TypeError),
+        ({"logit_bias": {b"1": 0.0}}, TypeError),
+        ({"logit_bias": {True: 0.0}}, TypeError),
+        ({"logit_bias": {"": 0.0}}, InvalidArgumentError),
+        ({"logit_bias": {"\ud800": 0.0}}, InvalidArgumentError),
+        ({"logit_bias": {"a": math.inf}}, InvalidArgumentError),
+        ({"dry_sequence_breakers": [""]}, InvalidArgumentError),
+        ({"dry_sequence_breakers": ["a\0b"]}, InvalidArgumentError),
+        ({"dry_sequence_breakers": ["\ud800"]}, InvalidArgumentError),
+        ({"dry_sequence_breakers": ["a", 3]}, TypeError),
+        ({"dry_sequence_breakers": 3}, TypeError),
         ({"logit_bias": {1: "x"}}, TypeError),
         ({"logit_bias": {1: True}}, TypeError),
         ({"logit_bias": {1: math.inf}}, InvalidArgumentError),
@@ -117,7 +169,7 @@ def test_one_stop_string_may_stand_alone() -> None:
         ({"json_schema": {}, "grammar": "root ::= x"}, InvalidArgumentError),
     ],
 )
-def test_stop_bias_and_constraints_are_checked(values: dict[str, Any], error: type[Exception]) -> None:
+def test_stop_breakers_bias_and_constraints_are_checked(values: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         SamplingParams(**values)
 
@@ -160,16 +212,87 @@ def test_the_stored_form_is_json_and_reads_back_as_the_same(sampling: SamplingPa
 
 @given(params())
 @settings(max_examples=150, deadline=None)
-def test_what_acts_is_json_and_leaves_out_what_greedy_sampling_passes_over(sampling: SamplingParams) -> None:
+def test_what_acts_is_json_and_reads_back_as_what_acts(sampling: SamplingParams) -> None:
     acting = json.loads(json.dumps(sampling.acting(), allow_nan=False))
+    read = SamplingParams.from_dict(acting)
+    assert read.acting() == acting
     assert {"temperature", "max_tokens"} <= acting.keys()
-    drawn = {"top_p", "top_k", "min_p", "seed"}
-    assert drawn & acting.keys() == (set() if sampling.greedy else drawn)
-    assert SamplingParams.from_dict(acting).replace(seed=None) == (
-        sampling.replace(seed=None, top_p=0.95, top_k=40, min_p=0.05, typical_p=1.0)
-        if sampling.greedy
-        else sampling.replace(seed=None)
-    )
+    assert ("seed" in acting) == (not sampling.greedy)
+    assert all(getattr(read, name) == getattr(sampling, name) for name in acting)
+    for name in ("greedy", "has_penalties", "has_dry", "has_filters", "has_xtc", "has_mirostat"):
+        assert getattr(read, name) == getattr(sampling, name)
+
+
+ALL = {
+    "top_k": 3,
+    "top_p": 0.5,
+    "min_p": 0.3,
+    "typical_p": 0.7,
+    "repeat_penalty": 1.1,
+    "frequency_penalty": 0.1,
+    "presence_penalty": 0.2,
+    "penalty_last_n": 7,
+    "dry_multiplier": 0.8,
+    "dry_base": 1.5,
+    "dry_allowed_length": 3,
+    "dry_penalty_last_n": 9,
+    "dry_sequence_breakers": ["x"],
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.2,
+    "mirostat_tau": 4.0,
+    "mirostat_eta": 0.2,
+    "seed": 11,
+    "temperature": 0.9,
+    "max_tokens": 5,
+}
+FILTERS = {"top_k", "top_p", "min_p", "typical_p"}
+XTC = {"xtc_probability", "xtc_threshold"}
+MIROSTAT = {"mirostat_tau", "mirostat_eta"}
+DRY = {name for name in ALL if name.startswith("dry_")}
+PENALTIES = {"repeat_penalty", "frequency_penalty", "presence_penalty", "penalty_last_n"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "silent"),
+    [
+        ({}, MIROSTAT),
+        ({"temperature": 0.0}, FILTERS | XTC | MIROSTAT | {"seed"}),
+        ({"mirostat": 2}, FILTERS | XTC),
+        ({"mirostat": 2, "temperature": 0.0}, FILTERS | XTC | MIROSTAT | {"mirostat", "seed"}),
+        ({"dry_multiplier": 0.0}, MIROSTAT | DRY),
+        ({"dry_penalty_last_n": 0}, MIROSTAT | DRY),
+        ({"penalty_last_n": 0}, MIROSTAT | PENALTIES),
+        ({"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}, MIROSTAT | PENALTIES),
+        ({"xtc_probability": 0.0}, MIROSTAT | XTC),
+        ({"xtc_threshold": 0.51}, MIROSTAT | XTC),
+    ],
+)
+def test_only_what_can_act_beside_the_others_is_stored_with_an_answer(
+    changed: dict[str, Any], silent: set[str]
+) -> None:
+    given = ALL | changed
+    assert SamplingParams(**given).acting() == {name: given[name] for name in given if name not in silent}
+
+
+def test_what_is_not_set_is_not_stored_so_that_messages_keep_their_ids() -> None:
+    assert SamplingParams().to_dict() == {"temperature": 0.7, "max_tokens": 512}
+    assert SamplingParams(seed=1).acting() == {
+        "temperature": 0.7,
+        "max_tokens": 512,
+        "top_p": 0.95,
+        "top_k": 40,
+        "min_p": 0.05,
+        "seed": 1,
+    }
+    assert SamplingParams(temperature=0.0).acting() == {"temperature": 0.0, "max_tokens": 512}
+
+
+def test_a_token_id_and_a_text_of_digits_are_kept_apart_in_the_stored_form() -> None:
+    bias = {123: -1.0, "123": 2.0, "text:1": -math.inf}
+    stored = json.loads(json.dumps(SamplingParams(logit_bias=bias).to_dict()))
+    assert stored["logit_bias"] == {"123": -1.0, "text:123": 2.0, "text:text:1": "-inf"}
+    assert SamplingParams.from_dict(stored).logit_bias == bias
+    assert SamplingParams.from_dict({"logit_bias": {"123": -1.0}}).logit_bias == {123: -1.0}
 
 
 def test_unknown_stored_fields_are_passed_over() -> None:
@@ -182,6 +305,9 @@ def test_unknown_stored_fields_are_passed_over() -> None:
         {"temperature": "hot"},
         {"logit_bias": [1]},
         {"logit_bias": {"x": 1}},
+        {"logit_bias": {"text:": 1}},
+        {"mirostat": 1},
+        {"dry_sequence_breakers": [1]},
         {"logit_bias": {"1": None}},
         {"stop": [3]},
         {"stop": 3},
@@ -214,5 +340,5 @@ def test_greedy_sampling_has_no_seed_and_a_random_one_is_left_to_the_caller() ->
 
 
 def test_every_field_is_tested_here_for_its_range() -> None:
-    others = {"stop", "logit_bias", "grammar", "json_schema"}
+    others = {"stop", "logit_bias", "grammar", "json_schema", "mirostat", "dry_sequence_breakers"}
     assert {f.name for f in fields(SamplingParams)} == RANGES.keys() | others

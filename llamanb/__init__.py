@@ -92,20 +92,30 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics; called by ``%load_ext llamanb``."""
+    from llamanb.magics.changing import ChangeMagics
     from llamanb.magics.commands import ChatMagics
+    from llamanb.magics.completion import matcher
+    from llamanb.magics.display import Displays
     from llamanb.magics.prompt import keep_questions
     from llamanb.runtime import get_runtime
+    from llamanb.settings import ChatConfig
 
     runtime = get_runtime()
-    shell.register_magics(ChatMagics(shell, runtime))
+    runtime.settings = ChatConfig(parent=shell)
+    displays = Displays()
+    shell.register_magics(ChatMagics(shell, runtime, displays), ChangeMagics(shell, runtime, displays))
+    shell.Completer.custom_matchers.append(matcher(shell, runtime))
     shell.events.register("post_run_cell", runtime.finish_request)
     shell.input_transformers_cleanup.append(keep_questions)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Stop listening to the shell; called by ``%unload_ext llamanb``."""
+    from llamanb.magics.completion import MATCHER
     from llamanb.magics.prompt import keep_questions
     from llamanb.runtime import get_runtime
 
     shell.events.unregister("post_run_cell", get_runtime().finish_request)
     shell.input_transformers_cleanup.remove(keep_questions)
+    matchers = shell.Completer.custom_matchers
+    matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", None) != MATCHER]

@@ -77,12 +77,16 @@ class History:
     """
 
     def __init__(self) -> None:
+        self.clear()
+        self.extra: dict[str, Any] = {}
+
+    def clear(self) -> None:
+        """Remove all branches, cells and messages, for good."""
         self.messages: dict[str, Message] = {}
         self.branches: dict[str, BranchRecord] = {MAIN: BranchRecord(MAIN)}
         self.active = MAIN
         self.cells: dict[str, list[CellEntry]] = {}
         self.stale: set[str] = set()
-        self.extra: dict[str, Any] = {}
 
     # -- reading ------------------------------------------------------------------------------------------------
 

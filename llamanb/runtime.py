@@ -11,6 +11,7 @@ from llamanb.engine.base import Engine
 from llamanb.errors import InvalidArgumentError
 from llamanb.models import resolve
 from llamanb.session import ChatSession
+from llamanb.settings import ChatConfig
 
 __all__ = ["Request", "Runtime", "active_session", "get_runtime", "use_session"]
 
@@ -39,6 +40,7 @@ class Runtime:
     def __init__(self) -> None:
         self.sessions: dict[str, ChatSession] = {}
         self.active_name = DEFAULT
+        self.settings = ChatConfig()
         self._engines: dict[Path, Engine] = {}
         self._request: Request | None = None
         self._runs: dict[str, CellRun] = {}
@@ -46,20 +48,24 @@ class Runtime:
     # -- sessions and engines -----------------------------------------------------------------------------------
 
     def engine(self, model: str | None = None) -> Engine:
-        """Return the engine of a model, loading it once; by default the embedded one."""
+        """Return the engine of a model, loading it once; by default that of the settings."""
+        model = self.settings.model if model is None else model
         path = resolve(model).path.resolve()
         engine = self._engines.get(path)
         if engine is None or engine.closed:
             from llamanb.engine.llama import LlamaCppEngine  # not before a chat: it takes a while to import
 
-            engine = self._engines[path] = LlamaCppEngine(model)
+            engine = self._engines[path] = LlamaCppEngine(
+                model, n_ctx=self.settings.n_ctx, deterministic=self.settings.deterministic
+            )
         return engine
 
     def session(self, name: str | None = None, model: str | None = None) -> ChatSession:
         """Return a session by name, by default the active one; a new name makes a new session."""
         name = self.active_name if name is None else name
         if name not in self.sessions:
-            self.sessions[name] = ChatSession(self.engine(model))
+            settings = self.settings
+            self.sessions[name] = ChatSession(self.engine(model), settings.system, settings.sampling())
         return self.sessions[name]
 
     def name_of(self, session: ChatSession) -> str:
@@ -80,10 +86,15 @@ class Runtime:
         self.active_name = name
         return session
 
+    def carried(self, metadata: dict[str, Any]) -> dict[str, Any]:
+        """Return what an output is to carry: nothing where conversations are to stay out of the file."""
+        return metadata if self.settings.persist else {}
+
     def export(self) -> str:
         """Return every session as JSON; the headless runner asks for it after each cell."""
         self.finish_request()
-        return json.dumps({name: session.to_dict() for name, session in self.sessions.items()})
+        kept = self.sessions if self.settings.persist else {}
+        return json.dumps({name: session.to_dict() for name, session in kept.items()})
 
     # -- the cell that is running -------------------------------------------------------------------------------
 

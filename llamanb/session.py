@@ -147,6 +147,12 @@ class _Conversation:
         with session._changing(branch) as history:
             history.rewind(branch, n)
 
+    def adopt(self, name: str) -> None:
+        """Let the branch go on from where another one ends; its own messages stay in the tree."""
+        session, branch = self._place()
+        with session._changing(branch) as history:
+            history.adopt(branch, name)
+
     def edit(self, message_id: str, content: Content) -> Message:
         """Write a message of this branch anew; the branch ends there, and the original stays in the tree.
 
@@ -282,11 +288,6 @@ class ChatSession(_Conversation):
             self.history.switch(name)
             return self.active
 
-    def adopt(self, name: str) -> None:
-        """Give the active branch the tip of another one."""
-        with self._changing(self.history.active) as history:
-            history.adopt(history.active, name)
-
     def prune(self) -> int:
         """Remove the messages that no branch leads to, for good; return how many there were."""
         with self._lock:
@@ -294,6 +295,16 @@ class ChatSession(_Conversation):
             if self._answering:
                 raise SessionBusyError("A branch is answering; prune when it has ended.")
             return self.history.prune()
+
+    def clear(self) -> None:
+        """Remove all branches and messages for good; the system prompt and the sampling stay."""
+        with self._lock:
+            self._require_open()
+            if self._answering:
+                raise SessionBusyError("A branch is answering; clear the session when it has ended.")
+            self.history.clear()
+            if self._system is not None:
+                self.history.set_system(self.history.active, self._system)
 
     # -- the system prompt --------------------------------------------------------------------------------------
 

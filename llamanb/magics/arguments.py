@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import io
 import shlex
+from enum import Enum
 from typing import Any, NoReturn
 
 from llamanb.errors import InvalidArgumentError
 from llamanb.sampling import MAX_SEED
 
-__all__ = ["HelpRequest", "MagicParser", "chat_parser", "line_parser", "split_options"]
+__all__ = ["HelpRequest", "Kind", "MagicParser", "chat_parser", "line_names", "line_parser", "split_options"]
 
 CHAT_HELP = """\
 %%chat [options]          Ask the model; the rest of the cell is the prompt.
@@ -44,6 +45,33 @@ class HelpRequest(Exception):  # noqa: N818  (asking for help is no error)
     """The line asks for help."""
 
 
+class Kind(Enum):
+    """What a value names; tab completion offers those, and nothing else."""
+
+    BRANCH = "branch"
+    NEW_BRANCH = "new branch"
+    SESSION = "session"
+    VARIABLE = "variable"
+    FILE = "file"
+    SETTING = "setting"
+    TEXT = "text"
+
+
+_KINDS = {
+    "--session": Kind.SESSION,
+    "--branch": Kind.BRANCH,
+    "--fork": Kind.NEW_BRANCH,
+    "--at": Kind.BRANCH,
+    "--model": Kind.FILE,
+    "--json-schema": Kind.VARIABLE,
+    "--grammar": Kind.VARIABLE,
+    "--out": Kind.VARIABLE,
+}
+
+
+_POSITIONAL_KINDS = {"branch": Kind.BRANCH, "other": Kind.BRANCH, "setting": Kind.SETTING}
+
+
 class MagicParser(argparse.ArgumentParser):
     """An argument parser that raises instead of ending the process."""
 
@@ -72,6 +100,24 @@ class MagicParser(argparse.ArgumentParser):
         """The options that take none."""
         return {text for action in self._actions if action.nargs == 0 for text in action.option_strings}
 
+    def takes(self, option: str) -> tuple[Kind, tuple[str, ...]]:
+        """Return what an option's value names, and its only values where it has a list of them."""
+        (action,) = [action for action in self._actions if option in action.option_strings]
+        kinds = [_KINDS[text] for text in action.option_strings if text in _KINDS]
+        return (kinds[0] if kinds else Kind.TEXT), tuple(action.choices or ())
+
+    def positional(self, index: int) -> Kind:
+        """Return what the word at an index names."""
+        words = [action for action in self._actions if not action.option_strings]
+        if words and words[-1].nargs == "*":
+            index = min(index, len(words) - 1)
+        return _POSITIONAL_KINDS.get(words[index].dest, Kind.TEXT) if index < len(words) else Kind.TEXT
+
+
+def line_names() -> list[str]:
+    """Return the names of the line magics, without the percent sign, but for `%chat`."""
+    return list(_LINE_MAGICS)
+
 
 def chat_parser(name: str) -> MagicParser:
     """Return the parser of `%%chat` and `%chat`."""
@@ -79,6 +125,15 @@ def chat_parser(name: str) -> MagicParser:
     for flags in (("-s", "--session"), ("-b", "--branch"), ("--fork",), ("--at",), ("-m", "--model"), ("--system",)):
         parser.add_argument(*flags)
     parser.add_argument("-n", dest="n", type=_whole, default=1)
+    _add_sampling(parser)
+    parser.add_argument("--json-schema")
+    parser.add_argument("--grammar")
+    _add_display(parser)
+    parser.add_argument("--raw", action="store_true")
+    return parser
+
+
+def _add_sampling(parser: MagicParser) -> None:
     parser.add_argument("-t", "--temperature", type=_number)
     parser.add_argument("--max-tokens", type=_whole)
     parser.add_argument("--seed", type=_seed)
@@ -86,24 +141,49 @@ def chat_parser(name: str) -> MagicParser:
     parser.add_argument("--top-k", type=_whole)
     parser.add_argument("--min-p", type=_number)
     parser.add_argument("--stop", action="append")
-    parser.add_argument("--json-schema")
-    parser.add_argument("--grammar")
+
+
+def _add_display(parser: MagicParser) -> None:
     parser.add_argument("-f", "--format", choices=("md", "text", "json", "code"), default=None)
     parser.add_argument("-o", "--out")
     parser.add_argument("--no-stream", action="store_true")
-    parser.add_argument("--raw", action="store_true")
+
+
+def line_parser(name: str, help_text: str = "") -> MagicParser:
+    """Return the parser of a line magic, by its name without the percent sign."""
+    parser = MagicParser(f"%{name}", help_text)
+    if name != "chat_config":
+        parser.add_argument("-s", "--session")
+    for argument in _LINE_MAGICS[name]:
+        if argument.startswith("-"):
+            parser.add_argument(*argument.split("/"), action="store_true" if argument in _FLAGS else "store")
+        else:
+            many = {"?": "?", "*": "*"}.get(argument[-1])
+            parser.add_argument(argument.rstrip("?*"), nargs=many)
+    if name == "chat_regenerate":
+        _add_sampling(parser)
+        _add_display(parser)
     return parser
 
 
-def line_parser(name: str, help_text: str, *positional: str, options: tuple[str, ...] = ()) -> MagicParser:
-    """Return the parser of a line magic that takes words and options, all of them text."""
-    parser = MagicParser(name, help_text)
-    parser.add_argument("-s", "--session")
-    for word in positional:
-        parser.add_argument(word.rstrip("?"), nargs="?" if word.endswith("?") else None)
-    for option in options:
-        parser.add_argument(option)
-    return parser
+_LINE_MAGICS: dict[str, tuple[str, ...]] = {
+    "chat_fork": ("name", "--at", "--prompt"),
+    "chat_switch": ("branch",),
+    "chat_adopt": ("other", "-b/--branch"),
+    "chat_rewind": ("n?", "-b/--branch"),
+    "chat_regenerate": ("-b/--branch",),
+    "chat_reset": ("--all", "-y/--yes"),
+    "chat_prune": ("-y/--yes",),
+    "chat_branches": (),
+    "chat_tree": (),
+    "chat_history": ("branch?",),
+    "chat_show": ("branch?",),
+    "chat_context": ("branch?",),
+    "chat_config": ("setting*", "--default"),
+}
+"""The arguments of the line magics: words (``?``: may be missing, ``*``: any number) and options."""
+
+_FLAGS = ("--all", "-y/--yes", "--default")
 
 
 def split_options(line: str, parser: MagicParser) -> tuple[list[str], str]:

@@ -1,4 +1,4 @@
-"""`%%chat` and `%chat`: the prompt of a cell, its answer below it."""
+"""`%%chat`, `%chat` and `%chat_regenerate`: the answers below a cell."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from llamanb.cells import CellRun
 from llamanb.errors import InvalidArgumentError
 from llamanb.history import Exchange
 from llamanb.magics.arguments import chat_parser, split_options
-from llamanb.magics.display import AnswerDisplay
+from llamanb.magics.display import AnswerDisplay, Displays
 from llamanb.magics.mistakes import Interrupted
 from llamanb.magics.prompt import expand
-from llamanb.persistence.notebook import exchange_metadata
+from llamanb.persistence.notebook import exchange_metadata, replacement_metadata
 from llamanb.reply import Reply, ReplyGroup
 from llamanb.runtime import Request, Runtime
 from llamanb.session import ChatSession, check_count
 
-__all__ = ["ask", "current_request"]
+__all__ = ["ask", "current_request", "regenerate"]
 
 _SAMPLING_OPTIONS = ("temperature", "max_tokens", "seed", "top_p", "top_k", "min_p", "stop")
 
@@ -32,7 +32,7 @@ def current_request(shell: InteractiveShell) -> Request:
     return Request(dict(get_parent() or {}) if get_parent is not None else {})
 
 
-def ask(shell: InteractiveShell, runtime: Runtime, line: str, body: str | None) -> None:
+def ask(shell: InteractiveShell, runtime: Runtime, displays: Displays, line: str, body: str | None) -> None:
     """Run `%%chat` (with a body) or `%chat` (without)."""
     parser = chat_parser("%chat" if body is None else "%%chat")
     words, text = split_options(line, parser)
@@ -56,22 +56,37 @@ def ask(shell: InteractiveShell, runtime: Runtime, line: str, body: str | None) 
     try:
         branches = _branches(session, run, arguments)
         group = session.ask_many(branches * arguments.n, prompt, options)
-        form = arguments.format or ("json" if arguments.json_schema else "md")
-        show = AnswerDisplay(
-            form,
-            live=request.watched and not arguments.no_stream,
-            titles=_titles(branches, arguments.n),
-            alternatives=arguments.n > 1,
-        )
-        replies = _answer(runtime, session, run, group, show)
+        show = _display(arguments, request, _titles(branches, arguments.n))
+        replies = _answer(runtime, displays, session, run, group, show)
     finally:
         if not run.made and session.system != system_before:
             session._system = system_before
     if arguments.out:
         shell.user_ns[arguments.out] = _result(branches, arguments.n, replies)
-    if form == "json":
+    if show.form == "json":
         for reply in replies:
             reply.json()
+
+
+def regenerate(shell: InteractiveShell, runtime: Runtime, displays: Displays, arguments: argparse.Namespace) -> None:
+    """Run `%chat_regenerate`: another answer to the last question of a branch, which its cell then owns."""
+    options = _options(arguments, shell.user_ns)
+    _check_out(arguments.out, "%chat_regenerate")
+    session = runtime.session(arguments.session)
+    branch = session.branch(arguments.branch or session.active.name)
+    replaced = branch.tip
+    group = session.answer_again(branch.name, options)
+    show = _display(arguments, current_request(shell), [""])
+    try:
+        (reply,) = _shown(group, show)
+    finally:
+        (reply,) = group.replies
+        if reply.messages:
+            metadata = replacement_metadata(runtime.name_of(session), branch.name, replaced, reply.messages)
+            show.finish([reply], runtime.carried(metadata))
+            displays.add(runtime.name_of(session), show)
+    if arguments.out:
+        shell.user_ns[arguments.out] = reply
 
 
 def _branches(session: ChatSession, run: CellRun, arguments: argparse.Namespace) -> list[str]:
@@ -109,10 +124,34 @@ def _result(branches: Sequence[str], n: int, replies: Sequence[Reply]) -> Any:
     return dict(zip(branches, replies, strict=True)) if len(branches) > 1 else replies[0]
 
 
+def _display(arguments: argparse.Namespace, request: Request, titles: Sequence[str]) -> AnswerDisplay:
+    return AnswerDisplay(
+        arguments.format or ("json" if getattr(arguments, "json_schema", None) else "md"),
+        live=request.watched and not arguments.no_stream,
+        titles=titles,
+        alternatives=getattr(arguments, "n", 1) > 1,
+    )
+
+
 def _answer(
-    runtime: Runtime, session: ChatSession, run: CellRun, group: ReplyGroup, show: AnswerDisplay
+    runtime: Runtime, displays: Displays, session: ChatSession, run: CellRun, group: ReplyGroup, show: AnswerDisplay
 ) -> list[Reply]:
     """Show answers as they come, and record what the cell made of the conversation, whole or in part."""
+    try:
+        return _shown(group, show)
+    finally:
+        replies = group.replies
+        exchanges = [Exchange(reply.branch, reply.messages) for reply in replies if reply.messages]
+        for branch in dict.fromkeys(exchange.branch for exchange in exchanges):
+            run.own(next(exchange for exchange in exchanges if exchange.branch == branch))
+        if exchanges:
+            name = runtime.name_of(session)
+            show.finish(replies, runtime.carried(exchange_metadata(name, session.history, exchanges)))
+            displays.add(name, show)
+
+
+def _shown(group: ReplyGroup, show: AnswerDisplay) -> list[Reply]:
+    """Show answers as they come; an interrupt keeps what there is of them."""
     try:
         for index, chunk in group:
             if chunk.kind == "answer":
@@ -125,19 +164,13 @@ def _answer(
         raise Interrupted("the answer so far is kept; run the cell again to replace it.") from None
     finally:
         group.close()
-        replies = group.replies
-        exchanges = [Exchange(reply.branch, reply.messages) for reply in replies if reply.messages]
-        for branch in dict.fromkeys(exchange.branch for exchange in exchanges):
-            run.own(next(exchange for exchange in exchanges if exchange.branch == branch))
-        if exchanges:
-            show.finish(replies, exchange_metadata(runtime.name_of(session), session.history, exchanges))
 
 
 def _options(arguments: argparse.Namespace, namespace: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: getattr(arguments, name) for name in _SAMPLING_OPTIONS if getattr(arguments, name) is not None}
-    if arguments.json_schema is not None:
+    if getattr(arguments, "json_schema", None) is not None:
         options["json_schema"] = _schema(arguments.json_schema, namespace)
-    if arguments.grammar is not None:
+    if getattr(arguments, "grammar", None) is not None:
         options["grammar"] = _grammar(arguments.grammar, namespace)
     return options
 

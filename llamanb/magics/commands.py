@@ -5,35 +5,31 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic import line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
 from llamanb.history import History
-from llamanb.magics.arguments import CHAT_HELP, line_parser
+from llamanb.magics.arguments import CHAT_HELP
+from llamanb.magics.base import ChatCommands
 from llamanb.magics.chat import ask, current_request
+from llamanb.magics.display import bundle
 from llamanb.magics.mistakes import one_line
 from llamanb.messages import preview
 from llamanb.rendering import transcript_markdown, tree_text
-from llamanb.runtime import Runtime
-from llamanb.session import ChatSession
+from llamanb.tree_picture import tree_svg
 
 __all__ = ["ChatMagics"]
 
 
 @magics_class
-class ChatMagics(Magics):
-    """The commands of a notebook that talks."""
-
-    def __init__(self, shell: InteractiveShell, runtime: Runtime) -> None:
-        super().__init__(shell)
-        self.runtime = runtime
+class ChatMagics(ChatCommands):
+    """Asking, forking, and looking at what there is."""
 
     @line_cell_magic
     @no_var_expand
     @one_line
     def chat(self, line: str, cell: str | None = None) -> None:
-        ask(self._interactive_shell, self.runtime, line, cell)
+        ask(self.ipython, self.runtime, self.displays, line, cell)
 
     chat.__doc__ = CHAT_HELP
 
@@ -53,10 +49,10 @@ class ChatMagics(Magics):
 
           Example:   %chat_fork cheaper --at 2 --prompt "And for half the price?"
         """
-        arguments = self._parse(line, "%chat_fork", self.chat_fork.__doc__, "name", options=("--at", "--prompt"))
-        session = self._session(arguments)
+        arguments = self.parse("chat_fork", line)
+        session = self.session(arguments)
         history = session.history
-        cell = current_request(self._interactive_shell).cell
+        cell = current_request(self.ipython).cell
         record = history.branches.get(arguments.name)
         if record is not None and cell is not None and record.made_by == cell:
             print(_refork(history, arguments.name, arguments.at))
@@ -64,7 +60,7 @@ class ChatMagics(Magics):
         branch = session.fork(arguments.name, at=arguments.at)
         history.note_maker(branch.name, cell, arguments.at)
         print(f"Branch {branch.name!r} starts {_after(history, branch.tip)}.\nIts cell is below.")
-        self._interactive_shell.set_next_input(_cell_source(arguments), replace=False)
+        self.ipython.set_next_input(_cell_source(arguments), replace=False)
 
     @line_magic
     @no_var_expand
@@ -76,8 +72,8 @@ class ChatMagics(Magics):
 
         Example:   %chat_switch cheaper
         """
-        arguments = self._parse(line, "%chat_switch", self.chat_switch.__doc__, "name")
-        branch = self._session(arguments).switch(arguments.name)
+        arguments = self.parse("chat_switch", line)
+        branch = self.session(arguments).switch(arguments.branch)
         print(f"New cells go on with branch {branch.name!r}.")
 
     @line_magic
@@ -90,7 +86,7 @@ class ChatMagics(Magics):
 
         Example:   %chat_branches
         """
-        history = self._session(self._parse(line, "%chat_branches", self.chat_branches.__doc__)).history
+        history = self.session(self.parse("chat_branches", line)).history
         width = max(len(name) for name in history.branches)
         for name, record in history.branches.items():
             path = history.branch_path(name)
@@ -103,14 +99,17 @@ class ChatMagics(Magics):
     @no_var_expand
     @one_line
     def chat_tree(self, line: str) -> None:
-        """%chat_tree     Draw the conversation as a tree: ● is on the active path, ◀ names a branch.
+        """%chat_tree     Draw the conversation as a tree: a picture, or text where there are no pictures.
 
-        -s NAME     of another session
+          -s NAME     of another session
 
-        Example:   %chat_tree
+        The active path is bold, and a label stands where a branch ends. What no branch leads to
+        is dim. In the text, ● is on the active path and ◀ names a branch.
+
+          Example:   %chat_tree
         """
-        session = self._session(self._parse(line, "%chat_tree", self.chat_tree.__doc__))
-        display({"text/plain": tree_text(session.history)}, raw=True)
+        history = self.session(self.parse("chat_tree", line)).history
+        display({"image/svg+xml": tree_svg(history), "text/plain": tree_text(history)}, raw=True)
 
     @line_magic
     @no_var_expand
@@ -122,12 +121,32 @@ class ChatMagics(Magics):
 
         Example:   %chat_history cheaper
         """
-        arguments = self._parse(line, "%chat_history", self.chat_history.__doc__, "branch?")
-        session = self._session(arguments)
+        arguments = self.parse("chat_history", line)
+        session = self.session(arguments)
         messages = session.branch(arguments.branch or session.active.name).messages
         plain = "\n\n".join(f"{message.role}: {message.text}" for message in messages)
         shown = transcript_markdown(messages) or "*(no messages yet)*"
         display({"text/markdown": shown, "text/plain": plain or "(no messages yet)"}, raw=True)
+
+    @line_magic
+    @no_var_expand
+    @one_line
+    def chat_show(self, line: str) -> None:
+        """%chat_show [BRANCH]     Show the last answers again; of a branch, its last one.
+
+        -s NAME     of another session
+
+        Example:   %chat_show
+        """
+        arguments = self.parse("chat_show", line)
+        session = self.session(arguments)
+        shown = self.displays.last(self.runtime.name_of(session)) if arguments.branch is None else None
+        if shown is not None:
+            shown.show_again()
+            return
+        messages = session.branch(arguments.branch or session.active.name).messages
+        answers = [message.text for message in messages if message.role == "assistant"]
+        display(bundle(answers[-1], "md") if answers else {"text/plain": "(no answers yet)"}, raw=True)
 
     @line_magic
     @no_var_expand
@@ -141,32 +160,11 @@ class ChatMagics(Magics):
 
           Example:   %chat_context
         """
-        arguments = self._parse(line, "%chat_context", self.chat_context.__doc__, "branch?")
-        session = self._session(arguments)
+        arguments = self.parse("chat_context", line)
+        session = self.session(arguments)
         branch = session.branch(arguments.branch or session.active.name)
         print(f"{branch.n_tokens} of {session.engine.n_ctx} tokens on branch {branch.name!r}:\n")
         print(branch.render_preface())
-
-    # -- shared -------------------------------------------------------------------------------------------------
-
-    @property
-    def _interactive_shell(self) -> InteractiveShell:
-        shell = self.shell
-        assert isinstance(shell, InteractiveShell)
-        return shell
-
-    def _parse(
-        self, line: str, name: str, help_text: str | None, *positional: str, options: tuple[str, ...] = ()
-    ) -> argparse.Namespace:
-        parser = line_parser(name, help_text or "", *positional, options=options)
-        try:
-            words = shlex.split(line)
-        except ValueError:
-            parser.error("a quote is not closed")
-        return parser.parse_line(words)
-
-    def _session(self, arguments: argparse.Namespace) -> ChatSession:
-        return self.runtime.session(arguments.session)
 
 
 def _refork(history: History, name: str, at: str | None) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from IPython.display import DisplayHandle, display
@@ -13,7 +15,7 @@ from llamanb.messages import FinishReason
 from llamanb.rendering import answer_markdown, code_block, first_code_block, markdown_html, side_by_side
 from llamanb.reply import Reply
 
-__all__ = ["AnswerDisplay", "bundle"]
+__all__ = ["AnswerDisplay", "Displays", "bundle"]
 
 _SECONDS_BETWEEN_UPDATES = 0.1
 _CHARACTERS_PER_UPDATE_RATE = 20_000
@@ -35,11 +37,12 @@ class AnswerDisplay:
     """
 
     def __init__(self, form: str, *, live: bool, titles: Sequence[str], alternatives: bool = False) -> None:
-        self._form = form
+        self.form = form
         self._live = live
         self._titles = titles
         self._alternatives = alternatives
         self._handle: DisplayHandle | None = None
+        self._replies: list[Reply] = []
         self._texts = [""] * len(titles)
         self._shown_at = 0.0
 
@@ -50,21 +53,59 @@ class AnswerDisplay:
             return
         pause = _SECONDS_BETWEEN_UPDATES * (1 + sum(map(len, self._texts)) / _CHARACTERS_PER_UPDATE_RATE)
         if time.monotonic() - self._shown_at >= pause:
-            self._show(_beside(self._titles, [bundle(text, self._form, whole=False) for text in self._texts]), {})
+            self._show(_beside(self._titles, [bundle(text, self.form, whole=False) for text in self._texts]), {})
 
-    def finish(self, replies: Sequence[Reply], metadata: dict[str, Any]) -> None:
+    def finish(self, replies: Sequence[Reply], metadata: Mapping[str, Any]) -> None:
         """Show the whole answers, with what a notebook needs to know about them in the output's metadata."""
-        kept = [(title, reply) for title, reply in zip(self._titles, replies, strict=True) if reply.messages]
-        titles, shown = _merged(kept) if self._alternatives else ([t for t, _ in kept], [r for _, r in kept])
-        bundles = [bundle(r.text, self._form, whole=r.finish_reason is FinishReason.STOP) for r in shown]
-        self._show(_beside(titles, bundles), metadata)
+        self._replies = list(replies)
+        self._show(self._whole(), metadata)
 
-    def _show(self, data: dict[str, str], metadata: dict[str, Any]) -> None:
+    def show_again(self) -> None:
+        """Show the whole answers in the cell that runs now; what they are to the conversation stays where it is."""
+        display(self._whole(), raw=True)
+
+    def holds(self, ids: Container[str]) -> bool:
+        """Whether it shows any of these messages."""
+        return any(message.id in ids for reply in self._replies for message in reply.messages)
+
+    def remove(self, ids: Container[str], metadata: Callable[[Sequence[Reply]], Mapping[str, Any]]) -> None:
+        """Show no more of these messages, in the output where they stand."""
+        gone = [any(message.id in ids for message in reply.messages) for reply in self._replies]
+        self._replies = [replace(r, messages=()) if lost else r for r, lost in zip(self._replies, gone, strict=True)]
+        left = [reply for reply in self._replies if reply.messages]
+        removed = {"text/markdown": "*(removed)*", "text/plain": "(removed)"}
+        self._show(self._whole() if left else removed, metadata(left) if left else {})
+
+    def _whole(self) -> dict[str, str]:
+        kept = [(title, reply) for title, reply in zip(self._titles, self._replies, strict=True) if reply.messages]
+        titles, shown = _merged(kept) if self._alternatives else ([t for t, _ in kept], [r for _, r in kept])
+        return _beside(titles, [bundle(r.text, self.form, whole=r.finish_reason is FinishReason.STOP) for r in shown])
+
+    def _show(self, data: dict[str, str], metadata: Mapping[str, Any]) -> None:
         if self._handle is not None:
-            self._handle.update(data, raw=True, metadata=metadata)
+            self._handle.update(data, raw=True, metadata=dict(metadata))
         else:
-            self._handle = display(data, raw=True, metadata=metadata, display_id=True if self._live else None)
+            self._handle = display(data, raw=True, metadata=dict(metadata), display_id=True)
         self._shown_at = time.monotonic()
+
+
+class Displays:
+    """The answers that cells of this kernel show, the last thousand of them."""
+
+    def __init__(self) -> None:
+        self._shown: collections.deque[tuple[str, AnswerDisplay]] = collections.deque(maxlen=1000)
+
+    def add(self, session: str, shown: AnswerDisplay) -> None:
+        """Remember what a session's answer is shown in."""
+        self._shown.append((session, shown))
+
+    def last(self, session: str) -> AnswerDisplay | None:
+        """Return the last display of a session's answers."""
+        return next((shown for name, shown in reversed(self._shown) if name == session), None)
+
+    def holding(self, session: str, ids: Container[str]) -> list[AnswerDisplay]:
+        """Return the displays of a session's answers that show any of these messages."""
+        return [shown for name, shown in self._shown if name == session and shown.holds(ids)]
 
 
 def _merged(answers: Sequence[tuple[str, Reply]]) -> tuple[list[str], list[Reply]]:

@@ -23,6 +23,7 @@ __all__ = [
     "fold_outputs",
     "read_document",
     "read_notebook",
+    "replacement_metadata",
     "strip_outputs",
     "write_document",
 ]
@@ -124,6 +125,14 @@ def exchange_metadata(session: str, history: History, exchanges: Sequence[Exchan
     return {KEY: carried[0] if len(carried) == 1 else {"exchanges": carried}}
 
 
+def replacement_metadata(
+    session: str, branch: str, replaced: str | None, messages: Sequence[Message]
+) -> dict[str, Any]:
+    """Return what the output of another answer to a question carries: where it stands, and what it stands for."""
+    stored = [{"id": message.id, **message.to_dict()} for message in messages]
+    return {KEY: {"session": session, "branch": branch, "replaces": replaced, "messages": stored}}
+
+
 def fold_outputs(notebook: nbformat.NotebookNode, document: Document) -> None:
     """Fold in what chat outputs carry: messages that the document lacks, and the entries of their cells.
 
@@ -149,18 +158,16 @@ def fold_outputs(notebook: nbformat.NotebookNode, document: Document) -> None:
 def _fold(document: Document, carried: Any, made: dict[str, list[CellEntry]]) -> None:
     name = str(carried["session"])
     history = load_history(document.sessions.get(name, _EMPTY))
-    ids = []
-    for stored in carried["messages"]:
-        id = str(stored["id"])
-        ids.append(id)
-        if id not in history.messages:
-            if stored.get("parent") is not None and stored["parent"] not in history.messages:
-                raise HistoryFormatError("$.parent", "the message before it is not there")
-            history.messages[id] = Message.from_dict(id, {k: v for k, v in stored.items() if k != "id"})
+    ids = [_added(history, stored) for stored in carried["messages"]]
     if not ids or "branch" not in carried:
         document.sessions[name] = _checked(history)
         return
     branch = str(carried["branch"])
+    if "replaces" in carried:
+        if branch in history.branches and history.tip(branch) == carried["replaces"]:
+            history.replace_tip(branch, ids[-1])
+        document.sessions[name] = _checked(history)
+        return
     first, last = history.messages[carried["first"]], history.messages[ids[-1]]
     if branch not in history.branches:
         history.fork(branch, first.parent)
@@ -174,6 +181,16 @@ def _fold(document: Document, carried: Any, made: dict[str, list[CellEntry]]) ->
         entries[-1] = CellEntry(branch, entries[-1].first, last.id)
     else:
         entries.append(CellEntry(branch, first.id, last.id))
+
+
+def _added(history: History, stored: dict[str, Any]) -> str:
+    """Put a message that an output carries into a history, if it is not there, and return its id."""
+    id = str(stored["id"])
+    if id not in history.messages:
+        if stored.get("parent") is not None and stored["parent"] not in history.messages:
+            raise HistoryFormatError("$.parent", "the message before it is not there")
+        history.messages[id] = Message.from_dict(id, {k: v for k, v in stored.items() if k != "id"})
+    return id
 
 
 def _checked(history: History) -> dict[str, Any]:

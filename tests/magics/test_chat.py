@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import llamanb
+from llamanb.tree_picture import tree_svg
 
 
 def test_the_answer_is_one_display_of_markdown_with_plain_text(notebook: Any) -> None:
@@ -209,7 +210,9 @@ def test_a_model_error_in_the_middle_keeps_what_was_said_and_fails_the_cell(note
 def test_the_line_magics_show_the_conversation(notebook: Any) -> None:
     notebook.run("%%chat\nb a")
     notebook.run("%%chat --fork side\nd c")
-    tree = notebook.run("%chat_tree").outputs[0].data["text/plain"]
+    shown = notebook.run("%chat_tree").outputs[0].data
+    assert shown["image/svg+xml"] == tree_svg(notebook.session.history)
+    tree = shown["text/plain"]
     assert "● assistant: a b  ◀ main (active)" in tree
     assert "○ assistant: c d  ◀ side" in tree
     branches = notebook.run("%chat_branches").text.splitlines()

@@ -1,0 +1,203 @@
+"""ChangeMagics: commands that change the conversation; each says what it does in its help."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from IPython.core.magic import line_magic, magics_class, no_var_expand
+
+from llamanb.errors import InvalidArgumentError
+from llamanb.history import Exchange, History
+from llamanb.magics.base import ChatCommands
+from llamanb.magics.chat import regenerate
+from llamanb.magics.mistakes import one_line
+from llamanb.messages import preview
+from llamanb.persistence.notebook import exchange_metadata
+from llamanb.session import ChatSession
+
+__all__ = ["ChangeMagics"]
+
+
+@magics_class
+class ChangeMagics(ChatCommands):
+    """What changes a conversation that is there."""
+
+    @line_magic
+    @no_var_expand
+    @one_line
+    def chat_regenerate(self, line: str) -> None:
+        """%chat_regenerate [options]     Answer the last question again; the old answer stays in the tree.
+
+          -b, --branch NAME   on this branch; default: the active one
+          -t, --temperature T and the other options of %%chat about sampling and display
+          -o, --out VAR       put the Reply into a variable
+          -s NAME             in another session
+
+        The seed counts up, so that the answer differs; at temperature 0 it is the same.
+        The cell that asked now owns the new answer.
+
+          Example:   %chat_regenerate -t 1
+        """
+        regenerate(self.ipython, self.runtime, self.displays, self.parse("chat_regenerate", line))
+
+    @line_magic
+    @no_var_expand
+    @one_line
+    def chat_rewind(self, line: str) -> None:
+        """%chat_rewind [N]     Take the last N exchanges off the branch; default 1.
+
+          -b, --branch NAME   off this branch; default: the active one
+          -s NAME             in another session
+
+        They stay in the tree: %chat_tree shows them, and %%chat --fork NAME --at ID goes on there.
+
+          Example:   %chat_rewind 2
+        """
+        arguments = self.parse("chat_rewind", line)
+        session = self.session(arguments)
+        branch = session.branch(arguments.branch or session.active.name)
+        branch.rewind(_whole(arguments.n or "1"))
+        print(f"Branch {branch.name!r} ends {_where(session.history, branch.name)} now.")
+
+    @line_magic
+    @no_var_expand
+    @one_line
+    def chat_adopt(self, line: str) -> None:
+        """%chat_adopt NAME     Let the active branch go on from where branch NAME ends.
+
+          -b, --branch NAME   let this branch do so; default: the active one
+          -s NAME             in another session
+
+        What the branch said until now stays in the tree.
+
+          Example:   %chat_adopt cheaper
+        """
+        arguments = self.parse("chat_adopt", line)
+        session = self.session(arguments)
+        branch = session.branch(arguments.branch or session.active.name)
+        branch.adopt(arguments.other)
+        print(f"Branch {branch.name!r} ends {_where(session.history, branch.name)} now.")
+
+    @line_magic
+    @no_var_expand
+    @one_line
+    def chat_reset(self, line: str) -> None:
+        """%chat_reset     Begin again: take everything but the system prompt off the active branch.
+
+          --all       remove all branches and messages for good, after asking
+          -y, --yes   ... without asking
+          -s NAME     in another session
+
+        Without --all nothing is lost: what was said stays in the tree until %chat_prune.
+
+          Example:   %chat_reset
+        """
+        arguments = self.parse("chat_reset", line)
+        session = self.session(arguments)
+        if not arguments.all:
+            session.active.rewind(len(session.history.exchanges(session.active.name)))
+            print(f"Branch {session.active.name!r} is at its beginning; what was said stays in the tree.")
+            return
+        n = len(session.history.messages)
+        if self.confirmed(f"Remove all {n} messages of this session for good?", yes=arguments.yes):
+            gone = list(session.history.messages)
+            session.clear()
+            self._remove_from_outputs(session, gone)
+            print(f"Removed {_counted(n, 'message')}.")
+        else:
+            print("Nothing was removed.")
+
+    @line_magic
+    @no_var_expand
+    @one_line
+    def chat_prune(self, line: str) -> None:
+        """%chat_prune     Remove the messages that no branch leads to, for good, after asking.
+
+          -y, --yes   without asking
+          -s NAME     in another session
+
+        They go out of the tree, the file, and the outputs of this kernel's cells.
+
+          Example:   %chat_prune
+        """
+        arguments = self.parse("chat_prune", line)
+        session = self.session(arguments)
+        gone = session.history.unreachable()
+        if not gone:
+            print("Every message is on a branch; there is nothing to remove.")
+        elif self.confirmed(f"Remove {_counted(len(gone), 'message')} for good?", yes=arguments.yes):
+            session.prune()
+            self._remove_from_outputs(session, gone)
+            print(f"Removed {_counted(len(gone), 'message')}.")
+        else:
+            print("Nothing was removed.")
+
+    @line_magic
+    @no_var_expand
+    @one_line
+    def chat_config(self, line: str) -> None:
+        """%chat_config [NAME[=VALUE] ...]     Show or change settings.
+
+          --default   put the named ones back to their defaults; without names, all
+
+        Sampling changes in the active session and in new ones. For all notebooks, write
+        c.ChatConfig.NAME = VALUE in IPython's configuration file.
+
+          Example:   %chat_config temperature=0.2 max_tokens=200
+        """
+        arguments = self.parse("chat_config", line)
+        settings = self.runtime.settings
+        pairs = [word.partition("=") for word in arguments.setting]
+        for name, _, _ in pairs:
+            _check_setting(name, settings.names())
+        if arguments.default:
+            for name in [name for name, _, _ in pairs] or settings.names():
+                self._set(name, repr(settings.default(name)))
+        changed = [name for name, equals, value in pairs if equals and self._set(name, value)]
+        for name in [name for name, _, _ in pairs] or settings.names():
+            value = getattr(settings, name)
+            print(f"{name:<18} {value!r}{'' if value == settings.default(name) else '  *'}")
+            if len(pairs) == 1 and not changed and not arguments.default:
+                print(settings.traits()[name].help)
+
+    def _set(self, name: str, text: str) -> bool:
+        value = self.runtime.settings.read(name, text)
+        session = self.runtime.sessions.get(self.runtime.active_name)
+        if session is not None and self.runtime.settings.is_sampling(name):
+            session.sampling = session.sampling.replace(**{name: value})
+        return True
+
+    def _remove_from_outputs(self, session: ChatSession, ids: list[str]) -> None:
+        """Draw the outputs that show removed messages anew, without them."""
+        name = self.runtime.name_of(session)
+        gone = set(ids)
+
+        def metadata(replies: Any) -> dict[str, Any]:
+            exchanges = [Exchange(reply.branch, reply.messages) for reply in replies]
+            return self.runtime.carried(exchange_metadata(name, session.history, exchanges))
+
+        for shown in self.displays.holding(name, gone):
+            shown.remove(gone, metadata)
+
+
+def _check_setting(name: str, names: list[str]) -> None:
+    if name not in names:
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"Did you mean {near[0]!r}?" if near else "%chat_config lists them."
+        raise InvalidArgumentError(f"%chat_config: there is no setting {name!r}. {hint}")
+
+
+def _whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise InvalidArgumentError(f"%chat_rewind: {text!r} is not a number of exchanges.")
+    return int(text)
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _where(history: History, branch: str) -> str:
+    path = history.branch_path(branch)
+    return f"after the {path[-1].role} message {preview(path[-1].text, 40)!r}" if path else "at its beginning"

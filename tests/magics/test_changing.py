@@ -1,0 +1,216 @@
+"""Commands that change the conversation, and the settings."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+from traitlets.config import Config
+
+import llamanb
+from llamanb import runtime
+from llamanb.persistence.notebook import fold_outputs
+from llamanb.persistence.schema import Document, load_history
+from llamanb.settings import PER_ANSWER, ChatConfig
+
+
+@pytest.fixture
+def seeded(notebook: Any) -> Any:
+    """A notebook whose answers differ by their seed."""
+    engine = llamanb.ScriptedEngine(lambda r: f"{r.messages[-1].text} by {r.sampling.seed}")
+    llamanb.use_session(llamanb.ChatSession(engine, system="Be brief."), replace=True)
+    return notebook
+
+
+def test_another_answer_stands_beside_the_old_one_and_the_cell_owns_it(seeded: Any) -> None:
+    seeded.run("%%chat --seed 5\none", "a")
+    outcome = seeded.run("%chat_regenerate --seed 5 -o again", "r")
+    assert outcome.success
+    again = seeded.shell.user_ns["again"]
+    assert outcome.outputs[0].data["text/plain"] == again.text == "one by 6"
+    history = seeded.session.history
+    assert [m.text for m in history.siblings(again.messages[-1].id)] == ["one by 5", "one by 6"]
+    assert [entry.last for entry in history.cells["a"]] == [again.messages[-1].id]
+    assert "r" not in history.cells
+    assert not history.stale
+    seeded.run("%%chat --seed 5\nother", "a")
+    assert seeded.texts() == ["other"]
+
+
+def test_outputs_alone_rebuild_a_regenerated_answer(seeded: Any) -> None:
+    cells = {"a": "%%chat\none", "b": "%chat_regenerate", "c": "%%chat\ntwo"}
+    document = new_notebook()
+    for cell, source in cells.items():
+        (output,) = seeded.run(source, cell).outputs
+        shown = new_output("display_data", output.data, metadata=output.metadata)
+        document.cells.append(new_code_cell(source, id=cell, outputs=[shown]))
+    folded = Document()
+    fold_outputs(document, folded)
+    rebuilt, live = load_history(folded.sessions["default"]), seeded.session.history
+    assert set(rebuilt.messages) == set(live.messages)
+    assert rebuilt.tip("main") == live.tip("main")
+
+
+def test_rewinding_takes_exchanges_off_and_marks_their_cells(seeded: Any) -> None:
+    for cell, text in (("a", "one"), ("b", "two"), ("c", "three")):
+        seeded.run(f"%%chat\n{text}", cell)
+    outcome = seeded.run("%chat_rewind 2")
+    assert "after the assistant message 'one by" in outcome.text
+    assert seeded.texts() == ["one"]
+    assert seeded.session.history.stale == {"b", "c"}
+    seeded.run("%%chat\ntwo", "b")
+    assert seeded.session.history.stale == {"c"}
+    for wrong in ("0", "-1", "x", "1.5"):
+        assert "not a number of exchanges" in seeded.run(f"%chat_rewind {wrong}").error
+    assert "has 2 exchanges" in seeded.run("%chat_rewind 3").error
+
+
+def test_adopting_goes_on_from_where_another_branch_ends(seeded: Any) -> None:
+    seeded.run("%%chat\none", "a")
+    seeded.run("%%chat --fork side --at 0\ntwo", "b")
+    outcome = seeded.run("%chat_adopt side")
+    assert "Branch 'main' ends after the assistant message 'two by" in outcome.text
+    assert seeded.texts() == ["two"]
+    assert seeded.session.history.stale == {"a"}
+    seeded.run("%%chat\nthree", "c")
+    assert seeded.texts("side") == ["two"]
+    assert "no branch 'nowhere'" in seeded.run("%chat_adopt nowhere").error
+
+
+def test_resetting_begins_again_and_loses_nothing(seeded: Any) -> None:
+    for cell, text in (("a", "one"), ("b", "two")):
+        seeded.run(f"%%chat\n{text}", cell)
+    before = set(seeded.session.history.messages)
+    assert seeded.run("%chat_reset").success
+    assert [m.role for m in seeded.session.messages] == ["system"]
+    assert set(seeded.session.history.messages) == before
+    assert seeded.session.history.stale == {"a", "b"}
+    seeded.run("%%chat\none", "a")
+    assert seeded.texts() == ["one"]
+
+
+def test_pruning_says_how_many_asks_and_clears_outputs(seeded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    answers = iter(["n", "y"])
+    monkeypatch.setattr(builtins, "input", lambda question: asked.append(question) or next(answers))
+    seeded.run("%%chat -n 3\nsecret", "a", watched=True)
+    seeded.run("%%chat\nwhisper", "b", watched=True)
+    seeded.run("%chat_rewind")
+    before = seeded.session.to_dict()
+    refused = seeded.run("%chat_prune", watched=True)
+    assert refused.text == "Nothing was removed.\n"
+    assert seeded.session.to_dict() == before
+    pruned = seeded.run("%chat_prune", watched=True)
+    assert asked == ["Remove 4 messages for good? [y/N] "] * 2
+    assert pruned.text == "Removed 4 messages.\n"
+    several, single = pruned.outputs
+    kept = seeded.session.messages[-1]
+    assert several.data["text/plain"] == f"1 (goes on):\n{kept.text}"
+    assert [m["id"] for m in several.metadata["llamanb"]["messages"]][-1] == kept.id
+    assert single.data["text/plain"] == "(removed)"
+    assert single.metadata == {}
+    assert "nothing to remove" in seeded.run("%chat_prune").text
+    assert "secret" not in str(seeded.session.to_dict()["cells"])
+
+
+def test_where_nobody_can_be_asked_pruning_needs_a_yes(seeded: Any) -> None:
+    seeded.run("%%chat\none", "a")
+    seeded.run("%chat_rewind")
+    outcome = seeded.run("%chat_prune")
+    assert not outcome.success
+    assert outcome.error == "Remove 2 messages for good? Nobody can be asked here; say yes with -y."
+    assert seeded.run("%chat_prune -y").text == "Removed 2 messages.\n"
+
+
+def test_resetting_all_removes_everything_but_the_system_prompt(seeded: Any) -> None:
+    seeded.run("%%chat\none", "a")
+    seeded.run("%%chat --fork side\ntwo", "b")
+    assert not seeded.run("%chat_reset --all").success
+    outcome = seeded.run("%chat_reset --all -y")
+    assert "Removed 5 messages." in outcome.text
+    assert [output.data["text/plain"] for output in outcome.outputs] == ["(removed)", "(removed)"]
+    assert list(seeded.session.branches) == ["main"]
+    assert [m.text for m in seeded.session.messages] == ["Be brief."]
+    assert not seeded.session.history.cells
+    assert seeded.run("%%chat\none", "a").success
+
+
+def test_the_last_answers_are_shown_again_and_carry_nothing(seeded: Any) -> None:
+    seeded.run("%%chat\none", "a")
+    first = seeded.run("%%chat --fork x,y\ntwo", "b")
+    (again,) = seeded.run("%chat_show").outputs
+    assert again.data == first.outputs[0].data
+    assert again.metadata == {}
+    (of_branch,) = seeded.run("%chat_show main").outputs
+    assert of_branch.data["text/plain"].startswith("one by")
+
+
+def test_settings_are_listed_shown_changed_and_put_back(seeded: Any) -> None:
+    listed = seeded.run("%chat_config").text
+    for field in dataclasses.fields(llamanb.SamplingParams):
+        assert (field.name in listed) == (field.name not in PER_ANSWER)
+    changed = seeded.run("%chat_config temperature=0 max_tokens=7 persist=off")
+    assert changed.text.splitlines() == [
+        "temperature        0  *",
+        "max_tokens         7  *",
+        "persist            False  *",
+    ]
+    assert seeded.session.sampling == llamanb.SamplingParams(temperature=0, max_tokens=7)
+    assert "SamplingParams" in seeded.run("%chat_config temperature").text
+    seeded.run("%chat_config temperature --default")
+    assert seeded.session.sampling == llamanb.SamplingParams(max_tokens=7)
+    seeded.run("%chat_config --default")
+    assert "  *" not in seeded.run("%chat_config").text
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("temprature=1", "Did you mean 'temperature'?"),
+        ("temperature=hot", "temperature must be a number"),
+        ("top_p=3", "top_p is 3; it must be"),
+        ("persist=maybe", "persist cannot be 'maybe'"),
+        ("n_ctx=0", "n_ctx cannot be '0'"),
+        ("model=3", "model cannot be '3'"),
+    ],
+)
+def test_a_setting_that_is_wrong_is_one_sentence_and_nothing_changes(seeded: Any, line: str, says: str) -> None:
+    before = seeded.run("%chat_config").text
+    outcome = seeded.run(f"%chat_config {line}")
+    assert not outcome.success
+    assert says in outcome.error
+    assert seeded.run("%chat_config").text == before
+
+
+def test_the_configuration_of_ipython_reaches_new_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_runtime", None)
+    InteractiveShell.clear_instance()
+    config = Config({"ChatConfig": {"temperature": 0.25, "system": "Be kind.", "n_ctx": 512}})
+    shell = InteractiveShell.instance(config=config)
+    try:
+        shell.run_line_magic("load_ext", "llamanb")
+        session = llamanb.active_session()
+        assert session.sampling == llamanb.SamplingParams(temperature=0.25)
+        assert session.system == "Be kind."
+        assert session.engine.n_ctx == 512
+        session.engine.close()
+    finally:
+        InteractiveShell.clear_instance()
+
+
+def test_without_persistence_outputs_and_file_carry_nothing(seeded: Any) -> None:
+    seeded.run("%chat_config persist=off")
+    (output,) = seeded.run("%%chat\none", "a").outputs
+    assert output.metadata == {}
+    assert seeded.run("%chat_regenerate", "b").outputs[0].metadata == {}
+    assert runtime.get_runtime().export() == "{}"
+    seeded.run("%chat_config persist=on")
+    assert "llamanb" in seeded.run("%%chat\none", "a").outputs[0].metadata
+
+
+def test_every_setting_of_the_sampling_is_a_field(seeded: Any) -> None:
+    assert ChatConfig().sampling() == llamanb.SamplingParams()

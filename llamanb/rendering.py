@@ -219,7 +219,8 @@ def markdown_html(markdown: str) -> str:
     for token in tokens:
         for part in (token, *(token.children or ())):
             part.content = part.content.replace(_KEPT_DOLLAR, _DOLLAR if _is_code(part) else r"\$")
-    return str(_HTML.renderer.render(tokens, _HTML.options, {}))
+    shown = str(_HTML.renderer.render(tokens, _HTML.options, {}))
+    return shown.replace("<pre>", '<pre style="margin: 0.5em 0">')  # notebooks set it right beside the text around it
 
 
 def _is_code(token: Token) -> bool:
@@ -229,7 +230,8 @@ def _is_code(token: Token) -> bool:
 def side_by_side(titles: Sequence[str], columns: Sequence[str]) -> str:
     """Return pieces of safe HTML as columns under their titles; where they have no room, one below the other."""
     cells = "".join(
-        f'<div><div style="font-weight: 600; opacity: 0.7">{escapeHtml(title)}</div>{column}</div>'
+        f'<div style="min-width: 0; overflow-x: auto">'
+        f'<div style="font-weight: 600; opacity: 0.7">{escapeHtml(title)}</div>{column}</div>'
         for title, column in zip(titles, columns, strict=True)
     )
     columns_style = "display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 15em), 1fr)); gap: 0 2em"

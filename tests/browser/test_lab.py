@@ -52,7 +52,9 @@ def test_a_cell_answers_in_place_and_a_fork_makes_a_cell_below(page: Page, serve
     expect(answer).to_have_text(A_WORD)
     expect(page.locator(".jp-Cell", has_text="%%chat --branch italy")).to_have_count(1)
     expect(page.locator(".jp-Cell").nth(3)).to_contain_text("%%chat --branch italy")
-    expect(page.locator(".jp-RenderedText", has_text="◀ main (active)")).to_be_visible()
+    picture = page.locator(".jp-RenderedSVG img")
+    expect(picture).to_be_visible()
+    assert picture.evaluate("image => image.naturalWidth") == 700
     page.locator(".jp-Cell").nth(3).locator(".cm-content").click()
     page.keyboard.press("Shift+Enter")
     expect(page.locator(".jp-Cell").nth(3).locator(".jp-RenderedMarkdown")).to_have_text(A_WORD)
@@ -79,3 +81,43 @@ def test_nothing_that_a_model_writes_is_live_and_it_reads_as_written(page: Page,
     assert page.evaluate("window.hacked") is None
     assert not [url for url in loaded if "picture.png" in url]
     page.screenshot(path=str(folder / "adversarial.png"))
+
+
+def test_several_answers_stand_side_by_side_and_nothing_in_them_is_live(page: Page, server: str, folder: Path) -> None:
+    write(
+        folder,
+        "%load_ext llamanb\nimport llamanb\n"
+        f"llamanb.use_session(llamanb.ChatSession(llamanb.ScriptedEngine([{ADVERSARIAL!r}] * 3)));",
+        "%%chat\nShow me.",
+        "%%chat --fork left,right\nShow me again.",
+    )
+    open_and_run(page, server)
+    shown = page.locator(".jp-Cell").nth(2).locator(".jp-RenderedHTML")
+    expect(shown.locator("strong").nth(1)).to_have_text("bold")
+    expect(shown.locator("mjx-container").nth(1)).to_be_attached()
+    expect(shown).to_contain_text('a < b && c > d, "quotes", $5 and $10.')
+    expect(shown).to_contain_text('<b onclick="window.hacked = 4">code</b>')
+    left, right = (shown.get_by_text(name, exact=True).bounding_box() for name in ("left", "right"))
+    assert left is not None
+    assert right is not None
+    assert (left["y"], left["x"] + left["width"] <= right["x"]) == (right["y"], True)
+    assert shown.locator("img, script, iframe, [onerror], [onclick], a[href^='javascript']").count() == 0
+    assert page.evaluate("window.hacked") is None
+    page.screenshot(path=str(folder / "several.png"))
+
+
+def test_tab_offers_branches_where_a_branch_goes_and_nothing_else(page: Page, server: str, folder: Path) -> None:
+    write(
+        folder,
+        "%load_ext llamanb\nimport llamanb\n"
+        "session = llamanb.use_session(llamanb.ChatSession(llamanb.ScriptedEngine([])))\n"
+        "for name in ('sample', 'second'): session.fork(name)",
+        "%%chat -b s",
+    )
+    open_and_run(page, server)
+    expect(page.locator(".jp-Cell").nth(1)).to_contain_text("the prompt is empty")
+    page.locator(".jp-Cell").nth(1).locator(".cm-content").click()
+    page.keyboard.press("End")
+    page.keyboard.press("Tab")
+    expect(page.locator(".jp-Completer-match")).to_have_text(["sample", "second"])
+    page.screenshot(path=str(folder / "tab.png"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import dataclasses
 from dataclasses import dataclass, field
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -143,16 +144,17 @@ class Rules(RuleBasedStateMachine):
         self.boot(llamanb.ChatSession(self.engine))
 
     def boot(self, session: llamanb.ChatSession) -> None:
-        self.patch.setattr(runtime, "_runtime", None)
-        InteractiveShell.clear_instance()
         shell = InteractiveShell.instance()
+        shell.run_line_magic("unload_ext", "llamanb")
+        self.patch.setattr(runtime, "_runtime", None)
         shell.run_line_magic("load_ext", "llamanb")
         llamanb.use_session(session)
         self.notebook = Notebook(shell)
 
     def teardown(self) -> None:
+        InteractiveShell.instance().run_line_magic("unload_ext", "llamanb")
         self.patch.undo()
-        InteractiveShell.clear_instance()
+        InteractiveShell.instance().run_line_magic("load_ext", "llamanb")
 
     def reply(self, request: llamanb.GenerationRequest) -> str:
         if self.interrupt == "before a word":
@@ -284,10 +286,10 @@ def stopped(display: AnswerDisplay, index: int, text: str) -> None:
     raise KeyboardInterrupt
 
 
-def test_whatever_is_done_to_cells_the_session_is_as_the_rules_say() -> None:
+def test_whatever_is_done_to_cells_the_session_is_as_the_rules_say(notebook: Any) -> None:
     run_state_machine_as_test(
         Rules,
         settings=settings(
-            max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

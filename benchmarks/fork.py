@@ -6,12 +6,11 @@ same question asked of an engine that has nothing cached, in the same run: on a 
 
 from __future__ import annotations
 
-import json
-import platform
 import statistics
 import time
-from pathlib import Path
 from typing import Any
+
+from measuring import report
 
 import llamanb
 
@@ -53,9 +52,9 @@ def measure(n_tokens: int) -> dict[str, Any]:
                 cold.append(time.perf_counter() - start)
     return {
         "n_tokens": n_tokens,
-        "fork_seconds": statistics.median(forks),
-        "first_token_seconds": statistics.median(firsts),
-        "cold_first_token_seconds": statistics.median(cold),
+        "fork_microseconds": statistics.median(forks) * 1e6,
+        "first_token_milliseconds": statistics.median(firsts) * 1e3,
+        "cold_first_token_milliseconds": statistics.median(cold) * 1e3,
         "ratio": statistics.median(cold) / statistics.median(firsts),
         "n_prefilled": usage.n_prefilled,
         "n_question": own,
@@ -64,16 +63,15 @@ def measure(n_tokens: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print and write."""
-    rows = [measure(n_tokens) for n_tokens in LENGTHS]
-    columns = ["tokens before", "the fork itself", "first token on it", "with nothing cached", "ratio", "tokens read"]
-    print(f"| {' | '.join(columns)} |\n|{'---:|' * len(columns)}")
-    for row in rows:
-        print(
-            f"| {row['n_tokens']:,} | {row['fork_seconds'] * 1e6:.0f} µs | {row['first_token_seconds'] * 1e3:.0f} ms "
-            f"| {row['cold_first_token_seconds'] * 1e3:,.0f} ms | {row['ratio']:.0f} | {row['n_prefilled']} |"
-        )
-    result = {"machine": platform.processor() or platform.machine(), "rows": rows}
-    Path(__file__).with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    columns = {
+        "tokens before": "{n_tokens:,}",
+        "the fork itself": "{fork_microseconds:.0f} µs",
+        "first token on it": "{first_token_milliseconds:.0f} ms",
+        "with nothing cached": "{cold_first_token_milliseconds:,.0f} ms",
+        "ratio": "{ratio:.0f}",
+        "tokens read": "{n_prefilled}",
+    }
+    report(__file__, columns, [measure(n_tokens) for n_tokens in LENGTHS])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m llamanb run NOTEBOOK -o OUT`."""
+"""`python -m llamanb run NOTEBOOK -o OUT`, and `python -m llamanb reference`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ def main(arguments: list[str] | None = None) -> int:
     running.add_argument(
         "--timeout", type=float, default=600.0, metavar="S", help="seconds that one cell may take (600); 0: no limit"
     )
+    commands.add_parser("reference", help="print the help of all magics, as it stands in the README")
     options = parser.parse_args(arguments)
+    if options.command == "reference":
+        from llamanb.magics.reference import reference
+
+        sys.stdout.write(reference())
+        return 0
     try:
         document = run(options.notebook, options.out, timeout=options.timeout or None)
     except LlamanbError as error:

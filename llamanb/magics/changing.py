@@ -27,7 +27,7 @@ class ChangeMagics(ChatCommands):
     @no_var_expand
     @one_line
     def chat_regenerate(self, line: str) -> None:
-        """%chat_regenerate [options]     Answer the last question again; the old answer stays in the tree.
+        """%chat_regenerate [options]     Answer the last question again.
 
           -b, --branch NAME   on this branch; default: the active one
           -t, --temperature T and the other options of %%chat about sampling and display
@@ -35,7 +35,7 @@ class ChangeMagics(ChatCommands):
           -s NAME             in another session
 
         The seed counts up, so that the answer differs; at temperature 0 it is the same.
-        The cell that asked now owns the new answer.
+        The cell that asked now owns the new answer, and the old one stays in the tree.
 
           Example:   %chat_regenerate -t 1
         """
@@ -50,7 +50,8 @@ class ChangeMagics(ChatCommands):
           -b, --branch NAME   off this branch; default: the active one
           -s NAME             in another session
 
-        They stay in the tree: %chat_tree shows them, and %%chat --fork NAME --at ID goes on there.
+        They stay in the tree: %chat_tree shows them, and %%chat --fork NAME --at ID
+        goes on from there.
 
           Example:   %chat_rewind 2
         """

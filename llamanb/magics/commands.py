@@ -68,9 +68,11 @@ class ChatMagics(ChatCommands):
     def chat_switch(self, line: str) -> None:
         """%chat_switch NAME     Make a branch the active one: new cells go on there.
 
-        -s NAME     in another session
+          -s NAME     in another session
 
-        Example:   %chat_switch cheaper
+        Cells that have answered before keep their branch.
+
+          Example:   %chat_switch cheaper
         """
         arguments = self.parse("chat_switch", line)
         branch = self.session(arguments).switch(arguments.branch)
@@ -82,9 +84,11 @@ class ChatMagics(ChatCommands):
     def chat_branches(self, line: str) -> None:
         """%chat_branches     List the branches: how long they are, where they start, how they end.
 
-        -s NAME     of another session
+          -s NAME     of another session
 
-        Example:   %chat_branches
+        The active one has a star.
+
+          Example:   %chat_branches
         """
         history = self.session(self.parse("chat_branches", line)).history
         width = max(len(name) for name in history.branches)
@@ -99,7 +103,7 @@ class ChatMagics(ChatCommands):
     @no_var_expand
     @one_line
     def chat_tree(self, line: str) -> None:
-        """%chat_tree     Draw the conversation as a tree: a picture, or text where there are no pictures.
+        """%chat_tree     Draw the conversation as a tree; as text where pictures cannot be shown.
 
           -s NAME     of another session
 
@@ -117,9 +121,11 @@ class ChatMagics(ChatCommands):
     def chat_history(self, line: str) -> None:
         """%chat_history [BRANCH]     Show a branch from its start; by default the active one.
 
-        -s NAME     of another session
+          -s NAME     of another session
 
-        Example:   %chat_history cheaper
+        Each message stands below its role.
+
+          Example:   %chat_history cheaper
         """
         arguments = self.parse("chat_history", line)
         session = self.session(arguments)
@@ -134,9 +140,11 @@ class ChatMagics(ChatCommands):
     def chat_show(self, line: str) -> None:
         """%chat_show [BRANCH]     Show the last answers again; of a branch, its last one.
 
-        -s NAME     of another session
+          -s NAME     of another session
 
-        Example:   %chat_show
+        Several answers of one cell stand side by side again.
+
+          Example:   %chat_show
         """
         arguments = self.parse("chat_show", line)
         session = self.session(arguments)
@@ -152,7 +160,7 @@ class ChatMagics(ChatCommands):
     @no_var_expand
     @one_line
     def chat_context(self, line: str) -> None:
-        """%chat_context [BRANCH]     Show the exact prompt that the model has before it, with its token count.
+        """%chat_context [BRANCH]     Show the exact prompt that the model has, and count its tokens.
 
           -s NAME     of another session
 

@@ -27,6 +27,11 @@ NAMES = st.sampled_from(["main", "side", "more"])
 CELLS = [f"cell-{n}" for n in range(4)]
 
 
+def told(message: llamanb.Message) -> tuple[str, str]:
+    cut = message.finish_reason is llamanb.FinishReason.CANCELLED
+    return message.role, message.text + " (cut off)" * cut
+
+
 def answered(text: str) -> str:
     return " ".join(reversed(text.split()))
 
@@ -141,7 +146,8 @@ class Rules(RuleBasedStateMachine):
         self.model = Model({"main": Branch(())})
         self.sources: dict[str, tuple[str, str | None, str | None]] = {}
         self.n_copies = 0
-        self.boot(llamanb.ChatSession(self.engine))
+        # Greedy, so that a message is told by what is said up to it alone: a seed would be part of it too.
+        self.boot(llamanb.ChatSession(self.engine, sampling=llamanb.SamplingParams(temperature=0)))
 
     def boot(self, session: llamanb.ChatSession) -> None:
         shell = InteractiveShell.instance()
@@ -204,9 +210,10 @@ class Rules(RuleBasedStateMachine):
         assert not outcome.success
         if known and "answer so far is kept" in outcome.error:
             (entry,) = self.notebook.session.history.cells[cell]
-            said = self.notebook.session.history.messages[entry.last].text
-            assert said
-            assert answered(text).startswith(said)
+            message = self.notebook.session.history.messages[entry.last]
+            assert message.text
+            assert answered(text).startswith(message.text)
+            said = told(message)[1]
             assert self.model.run(cell, text, branch=branch, fork=fork, said=said)
         else:
             assert not (known and self.model.run(cell, text, branch=branch, fork=fork, said=None))
@@ -258,15 +265,15 @@ class Rules(RuleBasedStateMachine):
     def the_session_is_as_the_rules_say(self) -> None:
         history = self.notebook.session.history
 
-        def told(id: str | None) -> Path:
-            return tuple((message.role, message.text) for message in history.path(id))
+        def path(id: str | None) -> Path:
+            return tuple(told(message) for message in history.path(id))
 
-        assert {name: told(record.tip) for name, record in history.branches.items()} == {
+        assert {name: path(record.tip) for name, record in history.branches.items()} == {
             name: branch.tip for name, branch in self.model.branches.items()
         }
         assert history.active == self.model.active
         assert {
-            cell: [Entry(e.branch, told(e.first), told(e.last)) for e in entries]
+            cell: [Entry(e.branch, path(e.first), path(e.last)) for e in entries]
             for cell, entries in history.cells.items()
         } == self.model.cells
         assert history.stale == self.model.stale

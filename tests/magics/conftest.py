@@ -72,3 +72,11 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
         llamanb.use_session(llamanb.ChatSession(engine, system="Be brief."))
         yield Notebook(shell)
     InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def seeded(notebook: Notebook) -> Notebook:
+    """A notebook whose answers differ by their seed."""
+    engine = llamanb.ScriptedEngine(lambda r: f"{r.messages[-1].text} by {r.sampling.seed}")
+    llamanb.use_session(llamanb.ChatSession(engine, system="Be brief."), replace=True)
+    return notebook

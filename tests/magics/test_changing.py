@@ -18,14 +18,6 @@ from llamanb.persistence.schema import Document, load_history
 from llamanb.settings import PER_ANSWER, ChatConfig
 
 
-@pytest.fixture
-def seeded(notebook: Any) -> Any:
-    """A notebook whose answers differ by their seed."""
-    engine = llamanb.ScriptedEngine(lambda r: f"{r.messages[-1].text} by {r.sampling.seed}")
-    llamanb.use_session(llamanb.ChatSession(engine, system="Be brief."), replace=True)
-    return notebook
-
-
 def test_another_answer_stands_beside_the_old_one_and_the_cell_owns_it(seeded: Any) -> None:
     seeded.run("%%chat --seed 5\none", "a")
     outcome = seeded.run("%chat_regenerate --seed 5 -o again", "r")

@@ -15,14 +15,6 @@ from llamanb.persistence.notebook import fold_outputs
 from llamanb.persistence.schema import Document, load_history
 
 
-@pytest.fixture
-def seeded(notebook: Any) -> Any:
-    """A notebook whose answers differ by their seed."""
-    engine = llamanb.ScriptedEngine(lambda r: f"{r.messages[-1].text} by {r.sampling.seed}")
-    llamanb.use_session(llamanb.ChatSession(engine, system="Be brief."), replace=True)
-    return notebook
-
-
 def test_several_forks_answer_side_by_side_and_the_origin_stays(seeded: Any) -> None:
     seeded.run("%%chat\nfirst", "a")
     outcome = seeded.run("%%chat --fork x,y,z -o replies\nsecond", "b")

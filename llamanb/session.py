@@ -405,8 +405,8 @@ class ChatSession(_Conversation):
         """Ask on several branches at once; one that is named again gets further answers at the same place."""
         with self._lock:
             questions = [self._question(branch, prompt) for branch in branches]
-            for index, question in enumerate(questions):
-                question.moves_tip = question.branch not in branches[:index]
+            for question in questions:
+                question.moved = questions[0].moved
             return ReplyGroup(self._start(questions, options))
 
     def _question(self, branch: str, prompt: Content) -> _Question:
@@ -502,22 +502,27 @@ class ChatSession(_Conversation):
                 sampling=question.sampling.acting(),
             )
         )
-        tip = self.history.tip(question.branch)
-        if question.moves_tip and tip is not None and self.history.on_path(asked.id, tip):
-            self.history.replace_tip(question.branch, answer.id)
-        elif question.moves_tip:
-            self.history.set_tip(question.branch, answer.id)
+        if question.branch not in question.moved:
+            question.moved.add(question.branch)
+            if self.history.on_path(asked.id, self.history.tip(question.branch)):
+                self.history.replace_tip(question.branch, answer.id)
+            else:
+                self.history.set_tip(question.branch, answer.id)
         return asked, answer
 
 
 @dataclass
 class _Question:
-    """A path that ends in a user message, to be answered on a branch; `seeds` gave the answers that are there."""
+    """A path that ends in a user message, to be answered on a branch.
+
+    `seeds` gave the answers that are there; `moved` holds the branches that go on from an answer already, and is shared
+    by questions that are asked together.
+    """
 
     branch: str
     path: list[Message]
     seeds: set[Any] = field(default_factory=set)
-    moves_tip: bool = True
+    moved: set[str] = field(default_factory=set)
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
 

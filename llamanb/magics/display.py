@@ -119,7 +119,7 @@ def _merged(answers: Sequence[tuple[str, Reply]]) -> tuple[list[str], list[Reply
         return [f"All {len(answers)} answers are the same"], list(firsts.values())
     titles = []
     for found in numbers.values():
-        remarks = ["the same"] * (len(found) > 1) + ["goes on"] * ("1" in found)
+        remarks = ["the same"] * (len(found) > 1) + ["goes on"] * (answers[0][0] in found)
         titles.append(", ".join(found) + (f" ({', '.join(remarks)})" if remarks else ""))
     return titles, list(firsts.values())
 

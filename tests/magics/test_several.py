@@ -116,6 +116,20 @@ def test_one_failing_answer_of_several_fails_the_cell_and_the_others_are_kept(se
     assert seeded.texts("y") == []
 
 
+def test_where_the_first_alternative_fails_the_branch_goes_on_from_the_next(seeded: Any) -> None:
+    def answer(request: llamanb.GenerationRequest) -> str:
+        if request.sampling.seed == 1:
+            raise llamanb.DecodeError("it broke.")
+        return f"by {request.sampling.seed}"
+
+    llamanb.use_session(llamanb.ChatSession(llamanb.ScriptedEngine(answer)), replace=True)
+    outcome = seeded.run("%%chat -n 3 --seed 1\none", "a")
+    assert not outcome.success
+    assert outcome.outputs[0].data["text/plain"] == "2 (goes on):\nby 2\n\n3:\nby 3"
+    assert [message.text for message in seeded.session.messages] == ["one", "by 2"]
+    assert [entry.last for entry in seeded.session.history.cells["a"]] == [seeded.session.messages[-1].id]
+
+
 def test_outputs_alone_rebuild_the_tree(seeded: Any, tmp_path: Path) -> None:
     cells = {"a": "%%chat -n 3\none", "b": "%%chat --fork x,y\ntwo", "c": "%%chat\nthree"}
     document = new_notebook()

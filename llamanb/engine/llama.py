@@ -9,7 +9,6 @@ import ctypes
 import dataclasses
 import functools
 import os
-import re
 import sys
 import tempfile
 import threading
@@ -25,6 +24,14 @@ from llguidance import LLTokenizer
 from llamanb.engine.base import EngineStats, Generation, GenerationRequest, answer_budget, require_open, token_bias
 from llamanb.engine.cache import CacheBook
 from llamanb.engine.constraint import Constraint, SchemaConstraint, check_schema
+from llamanb.engine.limits import (
+    MIN_CELLS,
+    N_OWN_SEQUENCES,
+    check_counts,
+    check_grammar,
+    check_memory,
+    default_threads,
+)
 from llamanb.engine.scheduler import Outcome, Row, Scheduler
 from llamanb.engine.template import ChatTemplate
 from llamanb.errors import (
@@ -32,12 +39,11 @@ from llamanb.errors import (
     EngineError,
     InvalidArgumentError,
     ModelLoadError,
-    SequenceLimitError,
     TemplateError,
     sentence,
 )
 from llamanb.messages import Message
-from llamanb.models import ListLength, check_header, fingerprint, resolve
+from llamanb.models import check_header, fingerprint, resolve
 from llamanb.sampling import MAX_SEED, SamplingParams
 
 __all__ = ["LlamaCppEngine"]
@@ -45,16 +51,10 @@ __all__ = ["LlamaCppEngine"]
 _DETERMINISTIC_UBATCH = 32
 _GGML_LOG_LEVEL_ERROR = 4
 _FEW_CANDIDATES = 256
-_MIN_CELLS = 256  # fewer than there are sequences make llama.cpp abort the process
-_MAX_THREADS = 512  # GGML_MAX_N_THREADS in ggml.h; beyond it the library writes past its end
-_MAX_GRAMMAR_DEPTH = 500  # llama.cpp's parser calls itself for every parenthesis, until the stack is full
-_MAX_GRAMMAR_LENGTH = 1_000_000
-_N_OWN_SEQUENCES = 2  # one that holds removed cells, and one that parts of sequences pass through
 _GGML_TYPE_BF16 = 30  # see enum ggml_type in ggml.h
 _OK, _NO_SLOT, _ABORTED = 0, 1, 2  # what llama_decode returns, see llama.h
 
 _stderr_lock = threading.Lock()
-_GRAMMAR_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|[()]')
 _log_lines: collections.deque[str] = collections.deque(maxlen=8)
 
 
@@ -137,7 +137,7 @@ class LlamaCppEngine:
         deterministic: bool | None = None,
         chat_template: str | None = None,
     ) -> None:
-        _check_counts(n_ctx, n_cells, n_seq_max, n_batch, n_threads)
+        check_counts(int(llama_cpp.llama_max_parallel_sequences()), n_ctx, n_cells, n_seq_max, n_batch, n_threads)
         if n_gpu_layers is not None and (isinstance(n_gpu_layers, bool) or not isinstance(n_gpu_layers, int)):
             raise TypeError(f"n_gpu_layers is a whole number or None, not a {type(n_gpu_layers).__name__}.")
         if chat_template is not None and not isinstance(chat_template, str):
@@ -153,9 +153,9 @@ class LlamaCppEngine:
         self._closed = False
         try:
             self._n_ctx = min(n_ctx, self._native.n_ctx_train)
-            wanted = max(n_cells or 2 * self._n_ctx, self._n_ctx, _MIN_CELLS)
-            _check_memory(file.path.name, header, wanted)
-            threads = n_threads or _default_threads()
+            wanted = max(n_cells or 2 * self._n_ctx, self._n_ctx, MIN_CELLS)
+            check_memory(file.path.name, header, wanted)
+            threads = n_threads or default_threads()
             self._native.open_context(wanted, n_seq_max, n_batch, threads, self.deterministic)
             self._template = self._native.template(chat_template)
         except BaseException:
@@ -267,7 +267,7 @@ class _Native:
         params.n_ctx = n_cells
         params.n_batch = n_batch
         params.n_ubatch = _DETERMINISTIC_UBATCH if deterministic else n_batch
-        params.n_seq_max = n_seq_max + _N_OWN_SEQUENCES
+        params.n_seq_max = n_seq_max + N_OWN_SEQUENCES
         self._buried, self._passing = n_seq_max, n_seq_max + 1
         self.keeps_order = deterministic and self.can_cut
         params.n_threads = params.n_threads_batch = n_threads
@@ -474,7 +474,7 @@ class _Native:
         InvalidArgumentError
             The source is not valid GBNF.
         """
-        _check_grammar(source)
+        check_grammar(source)
         _log_lines.clear()
         with _captured_stderr() as printed:
             grammar = llama_cpp.llama_sampler_init_grammar(self._vocab, source.encode(), b"root")
@@ -730,60 +730,6 @@ def _captured_stderr() -> Iterator[list[str]]:
             os.close(saved)
             file.seek(0)
             lines += file.read().decode("utf-8", errors="replace").splitlines()
-
-
-def _check_grammar(source: str) -> None:
-    """Refuse a grammar that would fill the stack of llama.cpp's parser and end the process."""
-    if len(source) > _MAX_GRAMMAR_LENGTH:
-        raise InvalidArgumentError(
-            f"The grammar has {len(source):,} characters; it must have at most {_MAX_GRAMMAR_LENGTH:,}."
-        )
-    depth = 0
-    for mark in _GRAMMAR_TOKEN.findall(source):
-        depth += {"(": 1, ")": -1}.get(mark, 0)
-        if depth > _MAX_GRAMMAR_DEPTH:
-            raise InvalidArgumentError(f"The grammar nests more than {_MAX_GRAMMAR_DEPTH} parentheses.")
-
-
-def _check_counts(n_ctx: int, n_cells: int | None, n_seq_max: int, n_batch: int, n_threads: int | None) -> None:
-    named = {"n_ctx": n_ctx, "n_cells": n_cells, "n_batch": n_batch, "n_threads": n_threads}
-    for name, value in named.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InvalidArgumentError(f"{name} is {value!r}; it must be a whole number of at least 1.")
-    most = int(llama_cpp.llama_max_parallel_sequences()) - _N_OWN_SEQUENCES
-    if isinstance(n_seq_max, bool) or not isinstance(n_seq_max, int) or not 1 <= n_seq_max <= most:
-        raise SequenceLimitError(f"n_seq_max is {n_seq_max!r}; it must be from 1 to {most}.")
-    if n_batch < n_seq_max + _N_OWN_SEQUENCES:
-        least = n_seq_max + _N_OWN_SEQUENCES
-        raise InvalidArgumentError(f"n_batch is {n_batch}; with n_seq_max={n_seq_max} it must be at least {least}.")
-    if n_threads is not None and n_threads > _MAX_THREADS:
-        raise InvalidArgumentError(f"n_threads is {n_threads}; it must be at most {_MAX_THREADS}.")
-
-
-def _check_memory(name: str, header: dict[str, Any], n_cells: int) -> None:
-    """Refuse a cache larger than all of the machine's memory, where the system would kill the process."""
-    if not hasattr(os, "sysconf"):
-        return
-    architecture = header["general.architecture"]
-
-    def number(key: str, default: int = 1) -> int:
-        value = header.get(f"{architecture}.{key}")
-        return value if isinstance(value, int) and not isinstance(value, ListLength) and value > 0 else default
-
-    heads = number("attention.head_count")
-    per_head = number("attention.key_length", number("embedding_length") // heads)
-    needed = 2 * 2 * n_cells * number("block_count") * per_head * number("attention.head_count_kv")
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        raise ModelLoadError(
-            f"{name} with {n_cells} cells needs {needed / 2**30:.0f} GiB for its cache, and this machine has "
-            f"{there / 2**30:.0f} GiB. Use a smaller n_ctx or n_cells."
-        )
-
-
-def _default_threads() -> int:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return usable if usable < 8 else usable // 2
 
 
 def _reason(line: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from IPython.core.magic import line_magic, magics_class, no_var_expand
@@ -14,7 +15,9 @@ from llamanb.magics.chat import regenerate
 from llamanb.magics.mistakes import one_line
 from llamanb.messages import preview
 from llamanb.persistence.notebook import exchange_metadata
+from llamanb.reply import Reply
 from llamanb.session import ChatSession
+from llamanb.settings import ChatConfig
 
 __all__ = ["ChangeMagics"]
 
@@ -100,14 +103,8 @@ class ChangeMagics(ChatCommands):
             session.active.rewind(len(session.history.exchanges(session.active.name)))
             print(f"Branch {session.active.name!r} is at its beginning; what was said stays in the tree.")
             return
-        n = len(session.history.messages)
-        if self.confirmed(f"Remove all {n} messages of this session for good?", yes=arguments.yes):
-            gone = list(session.history.messages)
-            session.clear()
-            self._remove_from_outputs(session, gone)
-            print(f"Removed {_counted(n, 'message')}.")
-        else:
-            print("Nothing was removed.")
+        everything = list(session.history.messages)
+        self._remove(session, everything, session.clear, "all ", yes=arguments.yes)
 
     @line_magic
     @no_var_expand
@@ -127,12 +124,8 @@ class ChangeMagics(ChatCommands):
         gone = session.history.unreachable()
         if not gone:
             print("Every message is on a branch; there is nothing to remove.")
-        elif self.confirmed(f"Remove {_counted(len(gone), 'message')} for good?", yes=arguments.yes):
-            session.prune()
-            self._remove_from_outputs(session, gone)
-            print(f"Removed {_counted(len(gone), 'message')}.")
         else:
-            print("Nothing was removed.")
+            self._remove(session, gone, session.prune, "", yes=arguments.yes)
 
     @line_magic
     @no_var_expand
@@ -152,34 +145,40 @@ class ChangeMagics(ChatCommands):
         pairs = [word.partition("=") for word in arguments.setting]
         for name, _, _ in pairs:
             _check_setting(name, settings.names())
+        trial = ChatConfig()  # so that nothing changes where one of several values is wrong
+        values = {name: trial.read(name, value) for name, equals, value in pairs if equals}
         if arguments.default:
-            for name in [name for name, _, _ in pairs] or settings.names():
-                self._set(name, repr(settings.default(name)))
-        changed = [name for name, equals, value in pairs if equals and self._set(name, value)]
+            values = {name: settings.default(name) for name in [name for name, _, _ in pairs] or settings.names()}
+        for name, value in values.items():
+            self._set(name, value)
         for name in [name for name, _, _ in pairs] or settings.names():
             value = getattr(settings, name)
             print(f"{name:<18} {value!r}{'' if value == settings.default(name) else '  *'}")
-            if len(pairs) == 1 and not changed and not arguments.default:
+            if len(pairs) == 1 and not values:
                 print(settings.traits()[name].help)
 
-    def _set(self, name: str, text: str) -> bool:
-        value = self.runtime.settings.read(name, text)
+    def _set(self, name: str, value: Any) -> None:
+        setattr(self.runtime.settings, name, value)
         session = self.runtime.sessions.get(self.runtime.active_name)
         if session is not None and self.runtime.settings.is_sampling(name):
             session.sampling = session.sampling.replace(**{name: value})
-        return True
 
-    def _remove_from_outputs(self, session: ChatSession, ids: list[str]) -> None:
-        """Draw the outputs that show removed messages anew, without them."""
+    def _remove(self, session: ChatSession, ids: list[str], act: Callable[[], Any], all_: str, *, yes: bool) -> None:
+        """Remove messages for good, after asking, and draw the outputs that show them anew, without them."""
+        if not self.confirmed(f"Remove {all_}{_counted(len(ids), 'message')} for good?", yes=yes):
+            print("Nothing was removed.")
+            return
+        act()
         name = self.runtime.name_of(session)
-        gone = set(ids)
 
-        def metadata(replies: Any) -> dict[str, Any]:
+        def metadata(replies: Sequence[Reply]) -> dict[str, Any]:
             exchanges = [Exchange(reply.branch, reply.messages) for reply in replies]
             return self.runtime.carried(exchange_metadata(name, session.history, exchanges))
 
+        gone = set(ids)
         for shown in self.displays.holding(name, gone):
             shown.remove(gone, metadata)
+        print(f"Removed {_counted(len(ids), 'message')}.")
 
 
 def _check_setting(name: str, names: list[str]) -> None:

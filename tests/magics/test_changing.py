@@ -168,6 +168,7 @@ def test_settings_are_listed_shown_changed_and_put_back(seeded: Any) -> None:
         ("persist=maybe", "persist cannot be 'maybe'"),
         ("n_ctx=0", "n_ctx cannot be '0'"),
         ("model=3", "model cannot be '3'"),
+        ("max_tokens=5 top_p=3", "top_p is 3; it must be"),
     ],
 )
 def test_a_setting_that_is_wrong_is_one_sentence_and_nothing_changes(seeded: Any, line: str, says: str) -> None:

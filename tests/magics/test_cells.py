@@ -214,3 +214,28 @@ def test_a_deleted_cell_leaves_its_branch_and_what_followed_stays(notebook: Any,
     assert history.stale == {"c"}
     assert history.take_off("b") == 0
     assert "two" in [message.text for message in history.messages.values()]
+
+
+def test_sessions_in_one_notebook_do_not_disturb_each_other(notebook: Any) -> None:
+    cells = {
+        "a": "%%chat{}\none",
+        "b": "%%chat{} -n 2\ntwo",
+        "c": "%%chat{} --fork side,more --at 1\nthree",
+        "d": "%chat_rewind{}",
+        "e": "%%chat{}\nfour",
+        "f": "%chat_switch{} side",
+        "g": "%%chat{}\nfive",
+    }
+    with llamanb.ScriptedEngine(lambda r: " ".join(reversed(r.messages[-1].text.split()))) as engine:
+        sessions = llamanb.runtime.get_runtime().sessions
+        sessions["other"] = llamanb.ChatSession(engine, system="Be brief.")
+        for cell, source in cells.items():
+            assert notebook.run(source.format(""), cell).success
+            assert notebook.run(source.format(" -s other"), f"other-{cell}").success
+        notebook.run("%%chat\nchanged", "a")
+        assert notebook.texts("main") == ["changed"]
+        other = sessions["other"]
+        assert [m.text for m in other.branches["main"].messages if m.role == "user"] == ["one", "four"]
+        assert other.active.name == "side"
+        assert other.history.stale == {"other-b"}  # rewound
+        assert notebook.session.history.stale == {"b", "c", "e", "g"}

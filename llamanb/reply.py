@@ -7,6 +7,7 @@ import collections
 import contextlib
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,9 +91,7 @@ class ReplyStream(Iterator[Chunk]):
             return next(self._chunks)
         except StopIteration:
             self._end()
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error from None
+            self._raise_error()
             raise
 
     def cancel(self) -> None:
@@ -114,18 +113,23 @@ class ReplyStream(Iterator[Chunk]):
         LlamanbError
             The generation failed.
         """
-        for _ in self:
-            pass
-        assert self._reply is not None
-        return self._reply
+        reply = self._end()
+        self._raise_error()
+        return reply
 
-    def _end(self) -> None:
+    def _end(self) -> Reply:
         with self._ending:
-            if self._reply is not None:
-                return
-            result = self._generation.result()
-            self._error = _known(result.error)
-            self._reply = self._commit(result)
+            if self._reply is None:
+                result = self._generation.result()
+                self._error = _known(result.error)
+                self._reply = self._commit(result)
+            return self._reply
+
+    def _raise_error(self) -> None:
+        """Raise what the generation failed with, once."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error from None
 
     def __enter__(self) -> ReplyStream:
         return self
@@ -162,6 +166,20 @@ class ReplyGroup(Iterator[tuple[int, Chunk]]):
                 self._waiting += [(index, chunk) for chunk in stream._generation.ready()]
         return self._waiting.popleft()
 
+    def gathered(self, pause: Callable[[], float]) -> Iterator[list[tuple[int, Chunk]]]:
+        """Iterate over what has come: at once for the first, then as often as `pause`, in seconds, allows.
+
+        Whoever is woken for every token takes time from the threads that compute it.
+        """
+        for first in self:
+            came = [first, *self._waiting]
+            self._waiting.clear()
+            yield came
+            until = time.monotonic() + pause()
+            for stream in self._streams:
+                while (left := until - time.monotonic()) > 0 and not stream._generation.wait_finished(min(left, 0.2)):
+                    pass
+
     def cancel(self) -> None:
         """Ask all of them to stop at once; may be called from any thread."""
         for stream in self._streams:
@@ -184,8 +202,6 @@ class ReplyGroup(Iterator[tuple[int, Chunk]]):
             A generation failed; the others are kept, and reading this again returns what there is.
         """
         with self:
-            for _ in self:
-                pass
             for stream in self._streams:
                 stream._end()
             errors = [stream._error for stream in self._streams if stream._error is not None]

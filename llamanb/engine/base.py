@@ -82,6 +82,7 @@ class Generation:
         self._chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
         self._on_cancel = on_cancel
         self._cancelled = threading.Event()
+        self._finished = threading.Event()
         self._result: GenerationResult | None = None
         self._listener: Callable[[], None] = lambda: None
 
@@ -107,6 +108,7 @@ class Generation:
     def finish(self, result: GenerationResult) -> None:
         """End the generation."""
         self._result = result
+        self._finished.set()
         self._chunks.put(None)
         self._listener()
 
@@ -143,10 +145,15 @@ class Generation:
         """Whether it has ended and every chunk was read."""
         return self._result is not None and self._chunks.empty()
 
+    def wait_finished(self, seconds: float) -> bool:
+        """Wait until the engine has ended it, at most so long; return whether it has."""
+        return self._finished.wait(seconds)
+
     def result(self) -> GenerationResult:
         """Wait for the end, passing over chunks that were not read, and return how it ended."""
         while self._result is None:
-            self._next()
+            self._finished.wait(0.2)  # as in `_next`; whoever waits here is not woken for every token
+        self.ready()
         return self._result
 
 

@@ -22,6 +22,8 @@ class StopFilter:
 
     def feed(self, text: str) -> str:
         """Take more text and return what may be shown of it."""
+        if not self._stop:
+            return text
         if self.stopped:
             return ""
         self._held += text

@@ -153,9 +153,9 @@ def _answer(
 def _shown(group: ReplyGroup, show: AnswerDisplay) -> list[Reply]:
     """Show answers as they come; an interrupt keeps what there is of them."""
     try:
-        for index, chunk in group:
-            if chunk.kind == "answer":
-                show.add(index, chunk.text)
+        if show.live:
+            for came in group.gathered(show.pause):
+                show.add([(index, chunk.text) for index, chunk in came if chunk.kind == "answer"])
         return group.replies
     except KeyboardInterrupt:
         group.close()

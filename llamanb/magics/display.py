@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import json
-import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,22 +37,23 @@ class AnswerDisplay:
 
     def __init__(self, form: str, *, live: bool, titles: Sequence[str], alternatives: bool = False) -> None:
         self.form = form
-        self._live = live
+        self.live = live
         self._titles = titles
         self._alternatives = alternatives
         self._handle: DisplayHandle | None = None
         self._replies: list[Reply] = []
         self._texts = [""] * len(titles)
-        self._shown_at = 0.0
 
-    def add(self, index: int, text: str) -> None:
-        """Show more of an answer, about ten times a second and less often as they grow."""
-        self._texts[index] += text
-        if not self._live:
-            return
-        pause = _SECONDS_BETWEEN_UPDATES * (1 + sum(map(len, self._texts)) / _CHARACTERS_PER_UPDATE_RATE)
-        if time.monotonic() - self._shown_at >= pause:
+    def add(self, pieces: Sequence[tuple[int, str]]) -> None:
+        """Show more of the answers, given by their index."""
+        for index, text in pieces:
+            self._texts[index] += text
+        if pieces:
             self._show(_beside(self._titles, [bundle(text, self.form, whole=False) for text in self._texts]), {})
+
+    def pause(self) -> float:
+        """Return how many seconds should pass before more is shown: a tenth, and longer as the answers grow."""
+        return _SECONDS_BETWEEN_UPDATES * (1 + sum(map(len, self._texts)) / _CHARACTERS_PER_UPDATE_RATE)
 
     def finish(self, replies: Sequence[Reply], metadata: Mapping[str, Any]) -> None:
         """Show the whole answers, with what a notebook needs to know about them in the output's metadata."""
@@ -86,7 +86,6 @@ class AnswerDisplay:
             self._handle.update(data, raw=True, metadata=dict(metadata))
         else:
             self._handle = display(data, raw=True, metadata=dict(metadata), display_id=True)
-        self._shown_at = time.monotonic()
 
 
 class Displays:

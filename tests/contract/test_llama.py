@@ -116,8 +116,11 @@ def test_an_answer_matches_its_schema(shared_llama_engine: LlamaCppEngine, schem
     )
     if result.finish_reason is FinishReason.STOP:
         jsonschema.validate(json.loads(result.text), schema)
+    elif schema is TREE:  # one in the other without end
+        whole = result.text[: result.text.rindex(",")]
+        jsonschema.validate(json.loads(whole + "}" * (whole.count("{") - whole.count("}"))), schema)
     else:
-        assert "maxLength" in schema
+        assert "maxLength" in schema  # no other may go on for so long
         assert result.text.startswith('"')
 
 

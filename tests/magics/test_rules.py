@@ -206,7 +206,7 @@ class Rules(RuleBasedStateMachine):
             patch.setattr(self.engine, "_seconds_per_token", 0.05)
             patch.setattr(AnswerDisplay, "add", stopped)
             line = "%%chat" + (f" -b {branch}" if branch else "") + (f" --fork {fork}" if fork else "")
-            outcome = self.notebook.run(f"{line}\n{text}", cell)
+            outcome = self.notebook.run(f"{line}\n{text}", cell, watched=True)
         assert not outcome.success
         if known and "answer so far is kept" in outcome.error:
             (entry,) = self.notebook.session.history.cells[cell]
@@ -289,7 +289,7 @@ class Rules(RuleBasedStateMachine):
         self.seen = set(again.messages)
 
 
-def stopped(display: AnswerDisplay, index: int, text: str) -> None:
+def stopped(display: AnswerDisplay, pieces: list[tuple[int, str]]) -> None:
     raise KeyboardInterrupt
 
 

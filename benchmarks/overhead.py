@@ -26,7 +26,7 @@ import llamanb
 from llamanb.engine.llama import LlamaCppEngine  # also keeps llama.cpp's log to itself
 from llamanb.models import resolve
 
-N_ROUNDS = 15
+N_ROUNDS = 30
 N_TOKENS = 100
 N_CTX = 2048
 SAMPLING = llamanb.SamplingParams(temperature=0.0, max_tokens=N_TOKENS)

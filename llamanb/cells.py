@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 from llamanb.history import BranchRecord, CellEntry, Exchange, History
 
 __all__ = ["CellRun"]
+
+_NOWHERE = BranchRecord("")
 
 
 class CellRun:
@@ -26,6 +30,7 @@ class CellRun:
         self.cell = cell
         self.former: list[CellEntry] = list(history.cells.get(cell, ())) if cell is not None else []
         self.made: list[CellEntry] = []
+        self.answered = False
         self._before: dict[str, BranchRecord] = {}
         self._was_on_path: set[str] = set()
         self._created: list[str] = []
@@ -82,6 +87,8 @@ class CellRun:
     def own(self, exchange: Exchange) -> None:
         """Record an exchange that the cell made; one that follows on another of this run joins it."""
         entry = exchange.entry
+        self.made = self._still_made()
+        self.answered = True
         for index, earlier in enumerate(self.made):
             if earlier.branch == entry.branch and self.history.messages[entry.first].parent == earlier.last:
                 self.made[index] = CellEntry(entry.branch, earlier.first, entry.last, earlier.extra)
@@ -99,33 +106,55 @@ class CellRun:
         moved
             The cell answered, if not here then in another session: its former exchanges here are not put back.
         """
-        if not self.made and not (moved and self.former):
+        self.made = self._still_made()
+        if not self.answered and not (moved and self.former):
             for name, record in self._before.items():
-                self.history.branches[name] = record
+                if record.tip is None or record.tip in self.history.messages:
+                    self.history.branches[name] = record
             for name in self._created:
                 self.history.branches.pop(name, None)
             return set()
         stale: set[str] = set()
         for entry in self.former:
-            if entry.branch in self._was_on_path and not self._put_back(entry):
+            if entry.branch not in self._was_on_path:
+                stale |= self._dropped(entry.branch)
+            elif not self._put_back(entry):
                 stale |= self._left_behind(entry)
         if self.cell is not None:
             if not self.made:
-                del self.history.cells[self.cell]
+                self.history.cells.pop(self.cell, None)
             stale.discard(self.cell)
             self.history.stale.discard(self.cell)
         self.history.stale |= stale
         return stale
 
+    def _still_made(self) -> list[CellEntry]:
+        """What this run made, as commands of the same cell have left it: an answer may be another one, or pruned."""
+        if self.cell is None or not self.answered:
+            return self.made
+        return list(self.history.cells.get(self.cell, ()))
+
     def _put_back(self, former: CellEntry) -> bool:
         """Where the new exchange has the old ids, let the branch go on to its old tip."""
         same = any((e.branch, e.first, e.last) == (former.branch, former.first, former.last) for e in self.made)
-        if same and self.history.tip(former.branch) == former.last:
-            self.history.set_tip(former.branch, self._before[former.branch].tip)
+        tip = self._before[former.branch].tip
+        if same and self.history.tip(former.branch) == former.last and tip in self.history.messages:
+            self.history.set_tip(former.branch, tip)
         return same
+
+    def _dropped(self, branch: str) -> set[str]:
+        """The cells below what is no longer on a branch that was rewound to where the cell's exchange had been."""
+        if branch not in self.history.branches or self._before.get(branch, _NOWHERE).tip not in self.history.messages:
+            return set()
+        kept = {message.id for message in self.history.ancestors(self.history.tip(branch))}
+        gone = itertools.takewhile(lambda m: m.id not in kept, self.history.ancestors(self._before[branch].tip))
+        *_, first = [None, *gone]
+        return self.history.cells_below(first.id) if first is not None else set()
 
     def _left_behind(self, former: CellEntry) -> set[str]:
         """The cells below the first message that was replaced; where none was, below the last one."""
+        if former.last not in self.history.messages:  # pruned in the same run
+            return set()
         kept = {message.id for e in self.made for message in self.history.ancestors(e.last)}
         replaced = former.last
         for message in self.history.ancestors(former.last):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,9 +12,10 @@ from typing import Any
 from llamanb.errors import BranchError, MessageNotFoundError
 from llamanb.messages import Content, Message, preview
 
-__all__ = ["BranchRecord", "CellEntry", "Exchange", "History", "Reference"]
+__all__ = ["BranchRecord", "CellEntry", "Exchange", "History", "Reference", "check_branch_name", "quoted"]
 
 MAIN = "main"
+_PLAIN_WORD = re.compile(r"[\w.:/+=@%-]+")
 Reference = str | int
 """A place in the tree: a message's id (or the start of one), an index into a path, or a branch's name."""
 
@@ -249,7 +253,9 @@ class History:
         """
         check_branch_name(name)
         if name in self.branches:
-            raise BranchError(f"There is a branch {name!r} already; take another name, or go on with -b {name}.")
+            raise BranchError(
+                f"There is a branch {name!r} already; take another name, or go on with -b {quoted(name)}."
+            )
         if point is not None and point not in self.messages:
             raise MessageNotFoundError(f"There is no message {point!r} in this session.")
         self.branches[name] = BranchRecord(name, point, point, from_branch, made_by, at)
@@ -258,8 +264,8 @@ class History:
     def fork_point(self, name: str, at: str | None) -> str | None:
         """Return where a branch starts when its maker runs again with the reference `at`.
 
-        The recorded point, if that is still on the path of the branch that it was forked from, else that branch's tip;
-        another reference than last time is looked up anew.
+        The recorded point, if that is still on the path of the branch that it was forked from; else the place that an
+        index means there now, or that branch's tip. Another reference than last time is looked up anew.
         """
         record = self.branch(name)
         origin = record.from_branch if record.from_branch in self.branches else None
@@ -267,6 +273,9 @@ class History:
             return self.resolve(at, origin or self.active)
         if origin is None or self.on_path(record.forked_from, self.tip(origin)):
             return record.forked_from
+        if at is not None and _is_index(at):
+            with contextlib.suppress(MessageNotFoundError):
+                return self.resolve(at, origin)
         return self.tip(origin)
 
     def restart(self, name: str, point: str | None, at: str | None) -> None:
@@ -342,7 +351,7 @@ class History:
         if len(path) > (current is not None):
             raise BranchError(
                 f"Branch {branch!r} has messages below its system prompt. To ask the same under another one, fork it: "
-                f"session.fork(name, system=…) copies the path below the new prompt."
+                f"session.fork(name, system=…), or --fork NAME --system TEXT, copies the path below the new prompt."
             )
         self.set_tip(branch, None)
         if system is not None:
@@ -397,9 +406,13 @@ class History:
         """Move a branch to another answer to its last question; the entry of the cell that asked it goes along."""
         old = self.tip(branch)
         self.set_tip(branch, tip)
+        self.move_entries(branch, old, tip)
+
+    def move_entries(self, branch: str, old: str | None, last: str) -> None:
+        """Let the entries on a branch that end at `old` end at `last`, which stands for it."""
         for cell, entries in self.cells.items():
             self.cells[cell] = [
-                replace(entry, last=tip) if (entry.branch, entry.last) == (branch, old) else entry for entry in entries
+                replace(entry, last=last) if (entry.branch, entry.last) == (branch, old) else entry for entry in entries
             ]
 
     def _mark_stale(self, branch: str) -> None:
@@ -457,8 +470,13 @@ class History:
                 self.stale.discard(cell)
         for name, record in self.branches.items():
             if record.forked_from in gone:
-                self.branches[name] = replace(record, forked_from=None)
+                self.branches[name] = replace(record, forked_from=self.origin_tip(record))
         return len(gone)
+
+    def origin_tip(self, record: BranchRecord) -> str | None:
+        """Return where a branch would start whose point is gone: at the tip of the one that it was forked from."""
+        origin = self.branches.get(record.from_branch or "")
+        return None if origin is None else origin.tip
 
     # -- all of it ----------------------------------------------------------------------------------------------
 
@@ -530,6 +548,11 @@ def check_branch_name(name: object) -> None:
         raise BranchError(f"{name!r} cannot be a branch's name: quotes, commas and control characters are not allowed.")
     if _is_index(name):
         raise BranchError(f"{name!r} cannot be a branch's name: --at would read it as an index.")
+
+
+def quoted(name: str) -> str:
+    """Return a name as it is written in a magic's line: in quotes where it would not be read as one word."""
+    return name if _PLAIN_WORD.fullmatch(name) else shlex.quote(name)
 
 
 def _is_index(text: str) -> bool:

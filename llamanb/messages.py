@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -303,7 +304,11 @@ def _check_text(text: str, path: str) -> None:
         raise HistoryFormatError(path, f"character {error.start} is half of a surrogate pair") from None
 
 
+# A terminal acts on control characters, and the direction of what follows hangs on those for bidirectional text.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
 def preview(text: str, width: int = 48) -> str:
-    """Return the first words of `text` on one line of at most `width` characters."""
-    line = " ".join(text.split())
+    """Return the first words of `text` on one line of at most `width` characters, without control characters."""
+    line = " ".join(_CONTROLS.sub(" ", text).split())
     return line if len(line) <= width else line[: width - 1].rstrip() + "…"

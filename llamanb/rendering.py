@@ -21,6 +21,7 @@ __all__ = [
     "code_block",
     "first_code_block",
     "markdown_html",
+    "plain_markdown",
     "side_by_side",
     "transcript_markdown",
     "tree_text",
@@ -51,6 +52,9 @@ _MATH = re.compile(
 # MathJax looks for dollars again in what Markdown has made of the text, and knows an escaped one by its backslash.
 _DOLLAR = r"\\$"
 _BRACE = re.compile(r"\\[{}]|[{}]")
+
+# What Markdown reads as more than itself inside a line, but for what `answer_markdown` takes care of.
+_PUNCTUATION = re.compile(r"[&*_`~\[\]|\\]")
 
 # What means something to Markdown, or to JupyterLab's search for math, which also takes `\\(`, `\\[` and `\begin` for
 # the start of it; escapes are passed over.
@@ -91,6 +95,11 @@ def answer_markdown(text: str) -> str:
             shown += [*apart, *lines[token.map[0] : start], *apart]
     safe = "\n".join([*shown, *_prose(lines, start, len(lines), edges, rows)]).strip("\n")
     return safe.replace(_DOLLAR, "$") if text.count("$") == 1 else safe  # one alone opens nothing
+
+
+def plain_markdown(text: str) -> str:
+    """Return a line of text as Markdown that reads as it is written, whatever stands in it."""
+    return answer_markdown(_PUNCTUATION.sub(lambda found: f"&#{ord(found[0])};", text))
 
 
 def code_block(text: str, language: str = "") -> str:

@@ -177,8 +177,8 @@ def run(
         kernel_name=notebook.metadata.get("kernelspec", {}).get("name", "python3"),
     )
     failure = _executed(client)
-    document = Document(client.sessions) if client.sessions is not None else Document()
-    fold_outputs(notebook, document)
+    document = Document(client.sessions or {})
+    fold_outputs(notebook, document, complete=client.sessions is not None)
     strip_outputs(notebook)
     if document.sessions:
         write_document(notebook.metadata, document)

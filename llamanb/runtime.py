@@ -68,6 +68,12 @@ class Runtime:
             self.sessions[name] = ChatSession(self.engine(model), settings.system, settings.sampling())
         return self.sessions[name]
 
+    def forget(self, session: ChatSession) -> None:
+        """Drop a session in which nothing was said."""
+        name = self.name_of(session)
+        del self.sessions[name]
+        self._runs.pop(name, None)
+
     def name_of(self, session: ChatSession) -> str:
         """Return the name that a session has here."""
         return next(name for name, other in self.sessions.items() if other is session)
@@ -112,7 +118,7 @@ class Runtime:
 
     def finish_request(self, *_: object) -> None:
         """Settle what the last cell did, after its last answer."""
-        made_somewhere = any(run.made for run in self._runs.values())
+        made_somewhere = any(run.answered for run in self._runs.values())
         for run in self._runs.values():
             run.finish(moved=made_somewhere)
         self._runs = {}

@@ -317,11 +317,18 @@ class ChatSession(_Conversation):
     def system(self, text: str | None) -> None:
         self.set_system(self.history.active, text)
 
-    def set_system(self, branch: str, text: str | None) -> None:
-        """Set the system prompt of the session and of a branch that has no other message."""
+    def set_system(self, branch: str, text: str | None, *, copy: bool = False) -> None:
+        """Set the system prompt of the session and of a branch that has no other message.
+
+        With `copy`, the branch may have messages: they are copied below the new prompt, and the session keeps its own.
+        """
         with self._changing(branch) as history:
-            history.set_system(branch, text)
-            self._system = text
+            path = history.branch_path(branch)
+            if copy and any(message.role != "system" for message in path):
+                history.set_tip(branch, history.copy_below(text, path))
+            else:
+                history.set_system(branch, text)
+                self._system = text
 
     # -- storing ------------------------------------------------------------------------------------------------
 

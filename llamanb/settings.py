@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from traitlets import Bool, Int, TraitError, TraitType, Unicode
@@ -98,19 +100,29 @@ class ChatConfig(Configurable):
         InvalidArgumentError
             The value is not one for this setting.
         """
-        value: Any = text
-        if isinstance(self.traits()[name], Bool) and text.lower() in _SWITCHES:
-            value = _SWITCHES[text.lower()]
-        else:
+        said = ""
+        for value in self._readings(name, text):
             try:
-                value = ast.literal_eval(text)
-            except (ValueError, SyntaxError):
-                value = text
-        try:
-            setattr(self, name, value)
-        except TraitError as error:
-            said = str(error)
-            if "trait" in said:  # traitlets' own words name classes, not what would be right
-                said = f"{name} cannot be {text!r}. {self.traits()[name].help}"
-            raise InvalidArgumentError(said) from None
-        return getattr(self, name)
+                setattr(self, name, value)
+            except TraitError as error:
+                said = said or str(error)
+            else:
+                return getattr(self, name)
+        if "trait" in said:  # traitlets' own words name classes, not what would be right
+            said = f"{name} cannot be {text!r}. {self.traits()[name].help}"
+        raise InvalidArgumentError(said)
+
+    def _readings(self, name: str, text: str) -> Iterator[Any]:
+        """What a text may mean: a value of Python, the same in quotes, or itself."""
+        bare = text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+        if isinstance(self.traits()[name], Bool) and bare.lower() in _SWITCHES:
+            yield _SWITCHES[bare.lower()]
+            return
+        is_container = False
+        for written in dict.fromkeys((text, bare)):
+            with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+                value = ast.literal_eval(written)
+                is_container = is_container or isinstance(value, (list, tuple, dict, set))
+                yield value
+        if not is_container:
+            yield bare

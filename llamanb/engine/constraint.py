@@ -90,7 +90,8 @@ class SchemaConstraint:
         fill_next_token_bitmask(self._matcher, self._mask)
         tokens = np.flatnonzero(np.unpackbits(self._mask[0].view(np.uint8), bitorder="little"))
         if self._matcher.is_error() or not len(tokens):
-            reason = self._matcher.get_error() or "it allows no token here"
+            said = (self._matcher.get_error() or "").split("<state>")[0].strip()  # what follows is the parser's memory
+            reason = said if " " in said else f"it allows no token here{f' ({said})' if said else ''}"
             raise DecodeError(f"The answer cannot go on by the json_schema: {sentence(reason)}")
         return tokens
 

@@ -11,7 +11,16 @@ from typing import Any, NoReturn
 from llamanb.errors import InvalidArgumentError
 from llamanb.sampling import MAX_SEED
 
-__all__ = ["HelpRequest", "Kind", "MagicParser", "chat_parser", "line_names", "line_parser", "split_options"]
+__all__ = [
+    "HelpRequest",
+    "Kind",
+    "MagicParser",
+    "chat_parser",
+    "line_names",
+    "line_parser",
+    "raw_words",
+    "split_options",
+]
 
 CHAT_HELP = """\
 %%chat [options]          Ask the model; the rest of the cell is the prompt.
@@ -184,6 +193,27 @@ _LINE_MAGICS: dict[str, tuple[str, ...]] = {
 """The arguments of the line magics: words (``?``: may be missing, ``*``: any number) and options."""
 
 _FLAGS = ("--all", "-y/--yes", "--default")
+
+
+def raw_words(line: str) -> list[str]:
+    """Split a line at spaces outside of quotes and brackets, and leave both where they are.
+
+    The last word is what stands after the last of these spaces, which may be nothing.
+    """
+    words, start, quote, depth = [], 0, "", 0
+    for index, character in enumerate(line):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif character in "[({":
+            depth += 1
+        elif character in "])}":
+            depth -= 1
+        elif character.isspace() and depth <= 0:
+            words.append(line[start:index])
+            start = index + 1
+    return [*(word for word in words if word), line[start:]]
 
 
 def split_options(line: str, parser: MagicParser) -> tuple[list[str], str]:

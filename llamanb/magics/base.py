@@ -9,6 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics
 
 from llamanb.errors import InvalidArgumentError
+from llamanb.history import quoted
 from llamanb.magics.arguments import line_parser
 from llamanb.magics.chat import current_request
 from llamanb.magics.display import Displays
@@ -43,8 +44,12 @@ class ChatCommands(Magics):
         return parser.parse_line(words)
 
     def session(self, arguments: argparse.Namespace) -> ChatSession:
-        """Return the session that the arguments name."""
-        return self.runtime.session(arguments.session)
+        """Return the session that the arguments name; `%%chat -s` alone makes new ones."""
+        name, there = arguments.session, self.runtime.sessions
+        if name is not None and name not in there:
+            listed = f"; there is {', '.join(map(repr, there))}" if there else ""
+            raise InvalidArgumentError(f"There is no session {name!r}{listed}. %%chat -s {quoted(name)} makes it.")
+        return self.runtime.session(name)
 
     def confirmed(self, question: str, *, yes: bool) -> bool:
         """Ask before something is gone for good; where nobody can answer, that is refused unless `yes` was given."""

@@ -10,6 +10,7 @@ from IPython.core.magic import line_magic, magics_class, no_var_expand
 
 from llamanb.errors import InvalidArgumentError
 from llamanb.history import Exchange, History
+from llamanb.magics.arguments import line_parser, raw_words
 from llamanb.magics.base import ChatCommands
 from llamanb.magics.chat import regenerate
 from llamanb.magics.mistakes import one_line
@@ -140,9 +141,11 @@ class ChangeMagics(ChatCommands):
 
           Example:   %chat_config temperature=0.2 max_tokens=200
         """
-        arguments = self.parse("chat_config", line)
+        arguments = line_parser("chat_config").parse_line([word for word in raw_words(line) if word])
         settings = self.runtime.settings
         pairs = [word.partition("=") for word in arguments.setting]
+        if any(word.startswith("=") or word.endswith("=") for word in arguments.setting):
+            raise InvalidArgumentError("%chat_config: write NAME=VALUE without spaces around the sign.")
         for name, _, _ in pairs:
             _check_setting(name, settings.names())
         trial = ChatConfig()  # so that nothing changes where one of several values is wrong

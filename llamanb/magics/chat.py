@@ -48,6 +48,7 @@ def ask(shell: InteractiveShell, runtime: Runtime, displays: Displays, line: str
     _check_out(arguments.out, parser.prog)
 
     request = current_request(shell)
+    is_new = arguments.session is not None and arguments.session not in runtime.sessions
     session = runtime.session(arguments.session, arguments.model)
     if arguments.model is not None:
         options["engine"] = runtime.engine(arguments.model)
@@ -59,8 +60,10 @@ def ask(shell: InteractiveShell, runtime: Runtime, displays: Displays, line: str
         show = _display(arguments, request, _titles(branches, arguments.n))
         replies = _answer(runtime, displays, session, run, group, show)
     finally:
-        if not run.made and session.system != system_before:
+        if not run.answered and session.system != system_before:
             session._system = system_before
+        if is_new and not run.answered:
+            runtime.forget(session)
     if arguments.out:
         shell.user_ns[arguments.out] = _result(branches, arguments.n, replies)
     if show.form == "json":
@@ -78,7 +81,7 @@ def regenerate(shell: InteractiveShell, runtime: Runtime, displays: Displays, ar
     group = session.answer_again(branch.name, options)
     show = _display(arguments, current_request(shell), [""])
     try:
-        (reply,) = _shown(group, show)
+        (reply,) = _shown(group, show, "%chat_regenerate gives another one")
     finally:
         (reply,) = group.replies
         if reply.messages:
@@ -107,7 +110,7 @@ def _branches(session: ChatSession, run: CellRun, arguments: argparse.Namespace)
     branches = forks or [origin]
     if arguments.system is not None:
         for branch in branches:
-            session.set_system(branch, arguments.system)
+            session.set_system(branch, arguments.system, copy=bool(forks))
     return branches
 
 
@@ -150,8 +153,8 @@ def _answer(
             displays.add(name, show)
 
 
-def _shown(group: ReplyGroup, show: AnswerDisplay) -> list[Reply]:
-    """Show answers as they come; an interrupt keeps what there is of them."""
+def _shown(group: ReplyGroup, show: AnswerDisplay, remedy: str = "run the cell again to replace it") -> list[Reply]:
+    """Show answers as they come; an interrupt keeps what there is of them, and says what can be done then."""
     try:
         if show.live:
             for came in group.gathered(show.pause):
@@ -161,7 +164,7 @@ def _shown(group: ReplyGroup, show: AnswerDisplay) -> list[Reply]:
         group.close()
         if not any(reply.messages for reply in group.replies):
             raise Interrupted("nothing was said yet, and the conversation is as it was.") from None
-        raise Interrupted("the answer so far is kept; run the cell again to replace it.") from None
+        raise Interrupted(f"the answer so far is kept; {remedy}.") from None
     finally:
         group.close()
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import shlex
+from collections.abc import Iterable
 
 from IPython.core.magic import line_cell_magic, line_magic, magics_class, no_var_expand
-from IPython.display import display
 
-from llamanb.history import History
+from llamanb.history import History, quoted
 from llamanb.magics.arguments import CHAT_HELP
 from llamanb.magics.base import ChatCommands
 from llamanb.magics.chat import ask, current_request
-from llamanb.magics.display import bundle
+from llamanb.magics.display import View, bundle
 from llamanb.magics.mistakes import one_line
 from llamanb.messages import preview
 from llamanb.rendering import transcript_markdown, tree_text
+from llamanb.session import ChatSession
 from llamanb.tree_picture import tree_svg
 
 __all__ = ["ChatMagics"]
@@ -112,8 +112,9 @@ class ChatMagics(ChatCommands):
 
           Example:   %chat_tree
         """
-        history = self.session(self.parse("chat_tree", line)).history
-        display({"image/svg+xml": tree_svg(history), "text/plain": tree_text(history)}, raw=True)
+        session = self.session(self.parse("chat_tree", line))
+        history = session.history
+        self._view(session, {"image/svg+xml": tree_svg(history), "text/plain": tree_text(history)}, history.order)
 
     @line_magic
     @no_var_expand
@@ -132,7 +133,8 @@ class ChatMagics(ChatCommands):
         messages = session.branch(arguments.branch or session.active.name).messages
         plain = "\n\n".join(f"{message.role}: {message.text}" for message in messages)
         shown = transcript_markdown(messages) or "*(no messages yet)*"
-        display({"text/markdown": shown, "text/plain": plain or "(no messages yet)"}, raw=True)
+        data = {"text/markdown": shown, "text/plain": plain or "(no messages yet)"}
+        self._view(session, data, [message.id for message in messages])
 
     @line_magic
     @no_var_expand
@@ -153,8 +155,9 @@ class ChatMagics(ChatCommands):
             shown.show_again()
             return
         messages = session.branch(arguments.branch or session.active.name).messages
-        answers = [message.text for message in messages if message.role == "assistant"]
-        display(bundle(answers[-1], "md") if answers else {"text/plain": "(no answers yet)"}, raw=True)
+        answers = [message for message in messages if message.role == "assistant"][-1:]
+        data = bundle(answers[0].text, "md") if answers else {"text/plain": "(no answers yet)"}
+        self._view(session, data, [answer.id for answer in answers])
 
     @line_magic
     @no_var_expand
@@ -171,8 +174,13 @@ class ChatMagics(ChatCommands):
         arguments = self.parse("chat_context", line)
         session = self.session(arguments)
         branch = session.branch(arguments.branch or session.active.name)
-        print(f"{branch.n_tokens} of {session.engine.n_ctx} tokens on branch {branch.name!r}:\n")
-        print(branch.render_preface())
+        counted = f"{branch.n_tokens} of {session.engine.n_ctx} tokens on branch {branch.name!r}:"
+        data = {"text/plain": f"{counted}\n\n{branch.render_preface()}"}
+        self._view(session, data, [message.id for message in branch.messages])
+
+    def _view(self, session: ChatSession, data: dict[str, str], ids: Iterable[str]) -> None:
+        """Display something of a session, in a way that pruning finds."""
+        self.displays.add(self.runtime.name_of(session), View(data, ids))
 
 
 def _refork(history: History, name: str, at: str | None) -> str:
@@ -195,5 +203,5 @@ def _after(history: History, point: str | None) -> str:
 
 
 def _cell_source(arguments: argparse.Namespace) -> str:
-    where = f" -s {shlex.quote(arguments.session)}" if arguments.session else ""
-    return f"%%chat{where} --branch {shlex.quote(arguments.name)}\n{arguments.prompt or ''}"
+    where = f" -s {quoted(arguments.session)}" if arguments.session else ""
+    return f"%%chat{where} --branch {quoted(arguments.name)}\n{arguments.prompt or ''}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 
-from llamanb.magics.arguments import Kind, MagicParser, chat_parser, line_names, line_parser
+from llamanb.history import quoted
+from llamanb.magics.arguments import Kind, MagicParser, chat_parser, line_names, line_parser, raw_words
 from llamanb.runtime import Runtime
 
 __all__ = ["MATCHER", "Place", "matcher", "place"]
@@ -78,13 +78,13 @@ def _in_prompt(text: str) -> Place:
 
 
 def _in_line(parser: MagicParser, rest: str) -> Place:
-    *words, word = re.split(r"\s+", rest.lstrip())
+    *words, word = raw_words(rest)
     session = None
     n_positional = 0
     awaited: str | None = None
     for before in words:
         if awaited is not None:
-            session = before if awaited in ("-s", "--session") else session
+            session = before.strip("'\"") if awaited in ("-s", "--session") else session
             awaited = None
         elif before.startswith("-"):
             awaited = before if before in parser.valued else None
@@ -103,15 +103,22 @@ def _in_line(parser: MagicParser, rest: str) -> Place:
 
 def candidates(at: Place, runtime: Runtime, namespace: Mapping[str, Any]) -> list[str]:
     """Return what can be written at a place, as it is written in a line."""
-    return [text for text in [*at.choices, *_named(at, runtime, namespace), *at.options] if text.startswith(at.word)]
+    names = _named(at, runtime, namespace)
+    if at.kind in (Kind.BRANCH, Kind.SESSION):
+        mark = at.word[:1] if at.word[:1] in ("'", '"') else ""
+        start = at.word.strip(mark) if mark else at.word
+        names = [f"{mark}{name}{mark}" if mark else quoted(name) for name in names if name.startswith(start)]
+    else:
+        names = [name for name in names if name.startswith(at.word)]
+    return [*names, *(text for text in [*at.choices, *at.options] if text.startswith(at.word))]
 
 
 def _named(at: Place, runtime: Runtime, namespace: Mapping[str, Any]) -> Iterable[str]:
     if at.kind is Kind.BRANCH:
         session = runtime.sessions.get(runtime.active_name if at.session is None else at.session)
-        return [shlex.quote(name) for name in session.branches] if session is not None else []
+        return list(session.branches) if session is not None else []
     if at.kind is Kind.SESSION:
-        return [shlex.quote(name) for name in runtime.sessions]
+        return list(runtime.sessions)
     if at.kind is Kind.SETTING:
         return [f"{name}=" for name in runtime.settings.names()]
     if at.kind is Kind.VARIABLE:

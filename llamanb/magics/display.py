@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from IPython.display import DisplayHandle, display
 
 from llamanb.messages import FinishReason
-from llamanb.rendering import answer_markdown, code_block, first_code_block, markdown_html, side_by_side
+from llamanb.rendering import answer_markdown, code_block, first_code_block, markdown_html, plain_markdown, side_by_side
 from llamanb.reply import Reply
 
-__all__ = ["AnswerDisplay", "Displays", "bundle"]
+__all__ = ["AnswerDisplay", "Displays", "View", "bundle"]
+
+_REMOVED = {"text/markdown": "*(removed)*", "text/plain": "(removed)"}
 
 _SECONDS_BETWEEN_UPDATES = 0.1
 _CHARACTERS_PER_UPDATE_RATE = 20_000
@@ -43,6 +45,8 @@ class AnswerDisplay:
         self._handle: DisplayHandle | None = None
         self._replies: list[Reply] = []
         self._texts = [""] * len(titles)
+        self._goes_on = ""
+        self._again: list[DisplayHandle] = []
 
     def add(self, pieces: Sequence[tuple[int, str]]) -> None:
         """Show more of the answers, given by their index."""
@@ -58,11 +62,17 @@ class AnswerDisplay:
     def finish(self, replies: Sequence[Reply], metadata: Mapping[str, Any]) -> None:
         """Show the whole answers, with what a notebook needs to know about them in the output's metadata."""
         self._replies = list(replies)
+        self._goes_on = next((t for t, r in zip(self._titles, replies, strict=True) if r.messages), "")
         self._show(self._whole(), metadata)
 
     def show_again(self) -> None:
         """Show the whole answers in the cell that runs now; what they are to the conversation stays where it is."""
-        display(self._whole(), raw=True)
+        self._again.append(display(self._whole(), raw=True, display_id=True))
+
+    @property
+    def shows_answers(self) -> bool:
+        """Whether it still shows an answer: what was pruned is gone from it."""
+        return any(reply.messages for reply in self._replies)
 
     def holds(self, ids: Container[str]) -> bool:
         """Whether it shows any of these messages."""
@@ -73,12 +83,16 @@ class AnswerDisplay:
         gone = [any(message.id in ids for message in reply.messages) for reply in self._replies]
         self._replies = [replace(r, messages=()) if lost else r for r, lost in zip(self._replies, gone, strict=True)]
         left = [reply for reply in self._replies if reply.messages]
-        removed = {"text/markdown": "*(removed)*", "text/plain": "(removed)"}
-        self._show(self._whole() if left else removed, metadata(left) if left else {})
+        shown = self._whole() if left else _REMOVED
+        self._show(shown, metadata(left) if left else {})
+        for handle in self._again:
+            handle.update(shown, raw=True)
 
     def _whole(self) -> dict[str, str]:
         kept = [(title, reply) for title, reply in zip(self._titles, self._replies, strict=True) if reply.messages]
-        titles, shown = _merged(kept) if self._alternatives else ([t for t, _ in kept], [r for _, r in kept])
+        titles, shown = (
+            _merged(kept, self._goes_on) if self._alternatives else ([t for t, _ in kept], [r for _, r in kept])
+        )
         return _beside(titles, [bundle(r.text, self.form, whole=r.finish_reason is FinishReason.STOP) for r in shown])
 
     def _show(self, data: dict[str, str], metadata: Mapping[str, Any]) -> None:
@@ -88,27 +102,56 @@ class AnswerDisplay:
             self._handle = display(data, raw=True, metadata=dict(metadata), display_id=True)
 
 
+class View:
+    """A display of what is in a conversation: a branch, the tree.
+
+    Parameters
+    ----------
+    data
+        The MIME bundle.
+    ids
+        The messages that it shows.
+    """
+
+    def __init__(self, data: dict[str, str], ids: Iterable[str]) -> None:
+        self._handle: DisplayHandle = display(data, raw=True, display_id=True)
+        self._ids = set(ids)
+
+    def holds(self, ids: Container[str]) -> bool:
+        """Whether it shows any of these messages."""
+        return any(id in ids for id in self._ids)
+
+    def remove(self, *_: Any) -> None:
+        """Show no more of the conversation; run its cell again to see what there is."""
+        self._ids.clear()
+        self._handle.update(_REMOVED, raw=True)
+
+
 class Displays:
-    """The answers that cells of this kernel show, the last thousand of them."""
+    """What cells of this kernel show of conversations, the last thousand of them."""
 
     def __init__(self) -> None:
-        self._shown: collections.deque[tuple[str, AnswerDisplay]] = collections.deque(maxlen=1000)
+        self._shown: collections.deque[tuple[str, AnswerDisplay | View]] = collections.deque(maxlen=1000)
 
-    def add(self, session: str, shown: AnswerDisplay) -> None:
-        """Remember what a session's answer is shown in."""
+    def add(self, session: str, shown: AnswerDisplay | View) -> None:
+        """Remember what a session's messages are shown in."""
         self._shown.append((session, shown))
 
     def last(self, session: str) -> AnswerDisplay | None:
-        """Return the last display of a session's answers."""
-        return next((shown for name, shown in reversed(self._shown) if name == session), None)
+        """Return the last display of a session's answers that still shows any."""
+        answers = ((name, shown) for name, shown in reversed(self._shown) if isinstance(shown, AnswerDisplay))
+        return next((shown for name, shown in answers if name == session and shown.shows_answers), None)
 
-    def holding(self, session: str, ids: Container[str]) -> list[AnswerDisplay]:
-        """Return the displays of a session's answers that show any of these messages."""
+    def holding(self, session: str, ids: Container[str]) -> list[AnswerDisplay | View]:
+        """Return the displays that show any of these messages of a session."""
         return [shown for name, shown in self._shown if name == session and shown.holds(ids)]
 
 
-def _merged(answers: Sequence[tuple[str, Reply]]) -> tuple[list[str], list[Reply]]:
-    """Return the different ones of some numbered alternatives, and titles that say which they are."""
+def _merged(answers: Sequence[tuple[str, Reply]], first: str) -> tuple[list[str], list[Reply]]:
+    """Return the different ones of some numbered alternatives, and titles that say which they are.
+
+    The branch went on from the one with the number `first`.
+    """
     numbers: dict[str, list[str]] = {}
     firsts: dict[str, Reply] = {}
     for number, reply in answers:
@@ -118,7 +161,7 @@ def _merged(answers: Sequence[tuple[str, Reply]]) -> tuple[list[str], list[Reply
         return [f"All {len(answers)} answers are the same"], list(firsts.values())
     titles = []
     for found in numbers.values():
-        remarks = ["the same"] * (len(found) > 1) + ["goes on"] * (answers[0][0] in found)
+        remarks = ["the same"] * (len(found) > 1) + ["goes on"] * (first in found)
         titles.append(", ".join(found) + (f" ({', '.join(remarks)})" if remarks else ""))
     return titles, list(firsts.values())
 
@@ -131,7 +174,7 @@ def _beside(titles: Sequence[str], bundles: Sequence[dict[str, str]]) -> dict[st
     if "text/markdown" not in bundles[0]:
         return {"text/plain": plain}
     columns = [data["text/markdown"] for data in bundles]
-    headed = [f"**{answer_markdown(title)}**\n\n{column}" for title, column in zip(titles, columns, strict=True)]
+    headed = [f"**{plain_markdown(title)}**\n\n{column}" for title, column in zip(titles, columns, strict=True)]
     return {
         "text/html": side_by_side(titles, [markdown_html(column) for column in columns]),
         "text/markdown": "\n\n".join(headed),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import MutableMapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +109,7 @@ def exchange_metadata(session: str, history: History, exchanges: Sequence[Exchan
     """Return what a chat output carries in its metadata: its exchanges, and what no other output carries before them.
 
     That is the system prompt, and messages that were added without being answered. Of exchanges on one branch, the
-    first is what the branch goes on from, and the others only stand in the tree.
+    first is what the branch goes on from, if it does, and the others only stand in the tree.
     """
     carried: list[dict[str, Any]] = []
     branches: set[str] = set()
@@ -118,7 +119,11 @@ def exchange_metadata(session: str, history: History, exchanges: Sequence[Exchan
             if message.role == "assistant":
                 break
             messages.insert(0, message)
-        place = {} if exchange.branch in branches else {"branch": exchange.branch, "first": exchange.messages[0].id}
+        is_on = exchange.branch in history.branches and history.on_path(
+            exchange.messages[-1].id, history.tip(exchange.branch)
+        )
+        goes_on = is_on and exchange.branch not in branches
+        place = {"branch": exchange.branch, "first": exchange.messages[0].id} if goes_on else {}
         branches.add(exchange.branch)
         stored = [{"id": message.id, **message.to_dict()} for message in messages]
         carried.append({"session": session, **place, "messages": stored})
@@ -133,11 +138,21 @@ def replacement_metadata(
     return {KEY: {"session": session, "branch": branch, "replaces": replaced, "messages": stored}}
 
 
-def fold_outputs(notebook: nbformat.NotebookNode, document: Document) -> None:
+def fold_outputs(notebook: nbformat.NotebookNode, document: Document, *, complete: bool = False) -> None:
     """Fold in what chat outputs carry: messages that the document lacks, and the entries of their cells.
 
     Where an output's exchange differs from its cell's entry, the output wins: it is what the notebook shows. An output
     that cannot be read is passed over.
+
+    Parameters
+    ----------
+    notebook
+        The notebook whose outputs are read.
+    document
+        What is folded into.
+    complete
+        Whether the document is what the kernel had at the end. Then outputs only tell which cells own what: messages
+        that it lacks were pruned, and its branches were moved on purpose.
     """
     for cell in notebook.cells:
         made: dict[str, list[CellEntry]] = {}
@@ -146,32 +161,42 @@ def fold_outputs(notebook: nbformat.NotebookNode, document: Document) -> None:
             exchanges = carried.get("exchanges", [carried]) if isinstance(carried, dict) else ()
             for exchange in exchanges if isinstance(exchanges, (list, tuple)) else ():
                 try:
-                    _fold(document, exchange, made)
+                    _fold(document, exchange, made, complete=complete)
                 except (LlamanbError, ValueError, KeyError, TypeError, AttributeError):
                     continue
         for name, entries in made.items():
+            if not entries:
+                continue
             history = load_history(document.sessions[name])
             history.cells[cell.id] = entries
             document.sessions[name] = dump_history(history)
 
 
-def _fold(document: Document, carried: Any, made: dict[str, list[CellEntry]]) -> None:
+def _fold(document: Document, carried: Any, made: dict[str, list[CellEntry]], *, complete: bool) -> None:
     name = str(carried["session"])
-    history = load_history(document.sessions.get(name, _EMPTY))
-    ids = [_added(history, stored) for stored in carried["messages"]]
+    history = load_history(document.sessions[name] if complete else document.sessions.get(name, _EMPTY))
+    ids = [str(stored["id"]) if complete else _added(history, stored) for stored in carried["messages"]]
     if not ids or "branch" not in carried:
         document.sessions[name] = _checked(history)
         return
     branch = str(carried["branch"])
+    last = history.messages[ids[-1]]
     if "replaces" in carried:
         if branch in history.branches and history.tip(branch) == carried["replaces"]:
-            history.replace_tip(branch, ids[-1])
+            history.set_tip(branch, last.id)
+        history.move_entries(branch, carried["replaces"], last.id)
+        made[name] = [
+            replace(e, last=last.id) if (e.branch, e.last) == (branch, carried["replaces"]) else e
+            for e in made.get(name, ())
+        ]
         document.sessions[name] = _checked(history)
         return
-    first, last = history.messages[carried["first"]], history.messages[ids[-1]]
+    first = history.messages[carried["first"]]
     if branch not in history.branches:
+        if complete:
+            return
         history.fork(branch, first.parent)
-    if history.on_path(history.tip(branch), last.id):
+    if not complete and history.on_path(history.tip(branch), last.id):
         history.set_tip(branch, last.id)
     if not history.on_path(first.id, last.id):
         raise HistoryFormatError("$.first", "it does not come before the last message")

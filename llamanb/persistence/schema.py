@@ -306,7 +306,7 @@ def _leave_out_pruned(merged: History, base: History, ours: History, theirs: His
             del merged.cells[cell]
     for name, record in merged.branches.items():
         if record.forked_from is not None and record.forked_from not in kept:
-            merged.branches[name] = replace(record, forked_from=None)
+            merged.branches[name] = replace(record, forked_from=merged.origin_tip(record))
 
 
 def _closed_upwards(history: History, ids: Iterable[str | None]) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -122,6 +123,14 @@ def test_an_answer_matches_its_schema(shared_llama_engine: LlamaCppEngine, schem
     else:
         assert "maxLength" in schema  # no other may go on for so long
         assert result.text.startswith('"')
+
+
+def test_a_schema_that_says_nothing_is_refused_in_a_sentence(shared_llama_engine: LlamaCppEngine) -> None:
+    result = answer(shared_llama_engine, "Describe a dog.", json_schema={"$ref": "#"})
+    assert result.finish_reason is FinishReason.ERROR
+    assert re.fullmatch(
+        r"The answer cannot go on by the json_schema: it allows no token here \(\w+\)\.", str(result.error)
+    )
 
 
 def test_an_object_has_only_the_properties_that_its_schema_names(shared_llama_engine: LlamaCppEngine) -> None:

@@ -77,6 +77,42 @@ def test_two_runs_and_a_run_of_the_output_give_the_same_bytes(source: Path, tmp_
     assert first.read_bytes() == second.read_bytes()
 
 
+SEEDED = "llamanb.use_session(llamanb.ChatSession(llamanb.ScriptedEngine(lambda r: str(r.sampling.seed))));"
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        ["%%chat\none", "%%chat\ntwo", "%chat_rewind"],
+        ["%%chat\none", "%%chat --fork x\ntwo", "%chat_reset"],
+        ["%%chat -n 2\none", "%chat_regenerate"],
+        ["%chat one\n%chat_regenerate", "%%chat\ntwo"],
+        ["%%chat -n 3\none", "%%chat --fork side\ntwo", "%chat_rewind", "%chat_prune -y"],
+        ["%%chat\none", "%%chat --fork side\ntwo", "%chat_adopt side", "%chat_rewind 2", "%%chat\nthree"],
+        ["%%chat\none", "%chat_reset --all -y", "%%chat\ntwo"],
+    ],
+)
+def test_the_file_says_what_the_kernel_said(tmp_path: Path, sources: list[str]) -> None:
+    last = "import json; print(json.dumps(llamanb.active_session().to_dict()))"
+    nbformat.write(notebook_of("%load_ext llamanb\nimport llamanb\n" + SEEDED, *sources, last), tmp_path / "in.ipynb")
+    (session,) = run(tmp_path / "in.ipynb", tmp_path / "out.ipynb", write=quiet).sessions.values()
+    in_kernel = json.loads(nbformat.read(tmp_path / "out.ipynb", 4).cells[-1].outputs[0].text)
+    assert {**session, "cells": {}} == in_kernel
+    assert set(session["cells"]) <= {f"cell-{index}" for index, text in enumerate(sources, 1) if "%chat" in text}
+    if sources[1] == "%chat_regenerate":
+        (main,) = [branch["tip"] for branch in session["branches"] if branch["name"] == "main"]
+        assert session["cells"]["cell-1"][0]["last"] == main
+
+
+def test_a_conversation_that_is_to_stay_out_of_the_file_does(tmp_path: Path) -> None:
+    sources = ["%%chat\nsecret", "%chat_config persist=off", "%%chat\nwhisper"]
+    nbformat.write(notebook_of("%load_ext llamanb\nimport llamanb\n" + SCRIPTED, *sources), tmp_path / "in.ipynb")
+    assert run(tmp_path / "in.ipynb", tmp_path / "out.ipynb", write=quiet).sessions == {}
+    written = nbformat.read(tmp_path / "out.ipynb", 4)
+    assert "llamanb" not in written.metadata
+    assert [output.metadata for cell in written.cells[2:5:2] for output in cell.outputs] == [{}, {}]
+
+
 def test_the_report_shows_progress_and_what_was_said(source: Path, tmp_path: Path, capsys: Any) -> None:
     assert main(["run", str(source), "-o", str(tmp_path / "out.ipynb")]) == 0
     printed = capsys.readouterr().out

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import llamanb
+from llamanb import runtime
 
 
 def test_running_an_unchanged_notebook_again_is_silent(notebook: Any) -> None:
@@ -132,6 +133,58 @@ def test_a_fork_cell_goes_to_the_tip_when_its_point_is_gone(notebook: Any) -> No
     notebook.run("%%chat\nother", "a")
     notebook.run("%%chat --fork side\ntwo", "b")
     assert notebook.texts("side") == ["other", "two"]
+
+
+def test_a_fork_cell_with_an_index_starts_there_when_its_point_is_gone(notebook: Any) -> None:
+    for cell, text in zip("abc", ["one", "two", "three"], strict=True):
+        notebook.run(f"%%chat\n{text}", cell)
+    notebook.run("%%chat --fork side --at 2\nother", "d")
+    notebook.run("%%chat\nfirst", "a")
+    notebook.run("%%chat --fork side --at 2\nother", "d")
+    assert notebook.texts("side") == ["first", "other"]
+    notebook.run("%chat_rewind")
+    notebook.run("%%chat --fork side --at 2\nother", "d")
+    assert notebook.texts("side") == ["other"]  # there is no such index any more: at the tip
+
+
+def test_a_fork_cell_goes_to_the_tip_when_its_point_was_pruned(notebook: Any) -> None:
+    notebook.run("%%chat\none", "a")
+    notebook.run("%%chat --fork side\ntwo", "b")
+    notebook.run("%%chat\nfirst", "a")
+    notebook.run("%chat_adopt main -b side")
+    assert notebook.run("%chat_prune -y").text == "Removed 4 messages.\n"
+    notebook.run("%%chat --fork side\ntwo", "b")
+    assert notebook.texts("side") == ["first", "two"]
+    assert notebook.session.branches["side"].messages[0].text == "Be brief."
+
+
+def test_a_fork_cell_with_another_system_prompt_copies_the_path_below_it(notebook: Any) -> None:
+    notebook.run("%%chat\none", "a")
+    line = "%%chat --fork loud --system 'SHOUT!'"
+    assert notebook.run(f"{line}\ntwo", "b").success
+    before = notebook.session.to_dict()
+    messages = notebook.session.branches["loud"].messages
+    assert [m.text for m in messages] == ["SHOUT!", "one", "one", "two", "two"]
+    assert notebook.session.system == "Be brief."
+    assert notebook.run(f"{line}\ntwo", "b").success
+    assert notebook.session.to_dict() == before
+    refused = notebook.run("%%chat --system 'SHOUT!'\nthree", "c")
+    assert "--fork NAME --system TEXT" in refused.error
+
+
+def test_a_session_that_is_not_there_is_a_mistake_and_none_is_made(notebook: Any) -> None:
+    notebook.run("%%chat\none", "a")
+    for line in ("%chat_tree -s typo", "%chat_switch -s typo main", "%%chat -s typo --fork a --at zzz\nx"):
+        assert not notebook.run(line, "b").success
+        assert "typo" not in runtime.get_runtime().sessions
+    assert "there is 'default'" in notebook.run("%chat_tree -s typo").error
+
+
+def test_a_hint_to_go_on_with_a_branch_can_be_copied(notebook: Any) -> None:
+    notebook.session.fork("sweet pea")
+    refused = notebook.run("%%chat --fork 'sweet pea'\nhello", "a")
+    assert "go on with -b 'sweet pea'." in refused.error
+    assert notebook.run("%%chat -b 'sweet pea'\nhello", "a").success
 
 
 def test_a_fork_cell_with_another_place_starts_there(notebook: Any) -> None:

@@ -14,7 +14,7 @@ from traitlets.config import Config
 import llamanb
 from llamanb import runtime
 from llamanb.persistence.notebook import fold_outputs
-from llamanb.persistence.schema import Document, load_history
+from llamanb.persistence.schema import Document, dump_history, load_history
 from llamanb.settings import PER_ANSWER, ChatConfig
 
 
@@ -141,6 +141,57 @@ def test_the_last_answers_are_shown_again_and_carry_nothing(seeded: Any) -> None
     assert of_branch.data["text/plain"].startswith("one by")
 
 
+def test_what_was_pruned_is_not_shown_again(seeded: Any) -> None:
+    seeded.run("%%chat\none", "a")
+    seeded.run("%%chat\ntwo", "b")
+    seeded.run("%chat_rewind")
+    assert seeded.run("%chat_prune -y").success
+    assert seeded.run("%chat_show").outputs[0].data["text/plain"].startswith("one by ")
+    assert seeded.run("%chat_reset --all -y").success
+    assert seeded.run("%chat_show").outputs[0].data["text/plain"] == "(no answers yet)"
+
+
+@pytest.mark.parametrize("view", ["%chat_show", "%chat_show main", "%chat_history", "%chat_tree", "%chat_context"])
+def test_pruning_reaches_whatever_shows_what_was_said(seeded: Any, view: str) -> None:
+    seeded.run("%%chat\nsecret", "a")
+    (shown,) = seeded.run(view, "b").outputs
+    assert "secret" in shown.data["text/plain"]
+    seeded.run("%chat_rewind")
+    redrawn = seeded.run("%chat_prune -y").outputs
+    assert [output.data["text/plain"] for output in redrawn] == ["(removed)"] * 2
+
+
+@pytest.mark.parametrize("command", ["%chat_rewind\n%chat_prune -y", "%chat_reset --all -y"])
+def test_a_cell_that_prunes_what_it_said_owns_what_it_says_next(seeded: Any, command: str) -> None:
+    assert seeded.run(f"%chat one\n{command}\n%chat two", "a").success
+    (entry,) = seeded.session.history.cells["a"]
+    assert seeded.session.history.messages[entry.first].text == "two"
+    load_history(dump_history(seeded.session.history))
+    assert seeded.run(f"%chat one\n{command}", "a").success
+    assert "a" not in seeded.session.history.cells
+    assert seeded.texts() == []
+
+
+def test_a_cell_that_answers_again_owns_the_new_answer_and_what_it_says_next(seeded: Any) -> None:
+    source = "%chat one\n%chat_regenerate\n%chat two"
+    assert seeded.run(source, "a").success
+    (entry,) = seeded.session.history.cells["a"]
+    path = seeded.session.messages
+    assert (entry.first, entry.last) == (path[1].id, path[-1].id)
+    assert seeded.run(source, "a").success
+    assert seeded.texts() == ["one", "two"]
+
+
+def test_after_pruning_an_output_claims_no_answer_that_the_branch_does_not_go_on_from(seeded: Any) -> None:
+    seeded.run("%%chat -n 3 --seed 1\none", "a")
+    second = seeded.session.history.siblings(seeded.session.messages[-1].id)[1]
+    assert seeded.run(f"%%chat --fork side --at {second.id}\ntwo", "b").success
+    seeded.run("%chat_rewind")
+    (shown, *_) = seeded.run("%chat_prune -y").outputs
+    assert shown.data["text/plain"] == "2:\none by 2"
+    assert "branch" not in shown.metadata["llamanb"]
+
+
 def test_settings_are_listed_shown_changed_and_put_back(seeded: Any) -> None:
     listed = seeded.run("%chat_config").text
     for field in dataclasses.fields(llamanb.SamplingParams):
@@ -167,7 +218,9 @@ def test_settings_are_listed_shown_changed_and_put_back(seeded: Any) -> None:
         ("top_p=3", "top_p is 3; it must be"),
         ("persist=maybe", "persist cannot be 'maybe'"),
         ("n_ctx=0", "n_ctx cannot be '0'"),
-        ("model=3", "model cannot be '3'"),
+        ("deterministic=3", "deterministic cannot be '3'"),
+        ("temperature = 1", "without spaces around the sign"),
+        ('stop=["a", 5]', "stop"),
         ("max_tokens=5 top_p=3", "top_p is 3; it must be"),
     ],
 )
@@ -177,6 +230,23 @@ def test_a_setting_that_is_wrong_is_one_sentence_and_nothing_changes(seeded: Any
     assert not outcome.success
     assert says in outcome.error
     assert seeded.run("%chat_config").text == before
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ('stop=["a", "b c"]', "stop", ("a", "b c")),
+        ("stop=###", "stop", ("###",)),
+        ("system=3", "system", "3"),
+        ("system='Be nice.'", "system", "Be nice."),
+        ("system=None", "system", None),
+        ("temperature='0.2'", "temperature", 0.2),
+        ("persist='off'", "persist", False),
+    ],
+)
+def test_a_setting_is_read_as_it_is_meant(seeded: Any, line: str, name: str, value: Any) -> None:
+    assert seeded.run(f"%chat_config {line}").success
+    assert getattr(runtime.get_runtime().settings, name) == value
 
 
 def test_the_configuration_of_ipython_reaches_new_sessions(monkeypatch: pytest.MonkeyPatch) -> None:

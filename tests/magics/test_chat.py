@@ -220,7 +220,7 @@ def test_the_line_magics_show_the_conversation(notebook: Any) -> None:
     assert "side" in branches[1]
     assert "from main" in branches[1]
     assert "c d" in notebook.run("%chat_history side").outputs[0].data["text/markdown"]
-    context = notebook.run("%chat_context").text
+    context = notebook.run("%chat_context").outputs[0].data["text/plain"]
     assert context.startswith(f"{notebook.session.n_tokens} of 4096 tokens on branch 'main':")
     assert notebook.session.render_preface() in context
 
@@ -231,7 +231,7 @@ def test_commands_before_the_first_message_say_so(notebook: Any) -> None:
         assert "(empty)" in notebook.run("%chat_tree").outputs[0].data["text/plain"]
         assert "no messages yet" in notebook.run("%chat_history").outputs[0].data["text/plain"]
         assert "(empty)" in notebook.run("%chat_branches").text
-        assert notebook.run("%chat_context").text.startswith("0 of 4096")
+        assert notebook.run("%chat_context").outputs[0].data["text/plain"].startswith("0 of 4096")
 
 
 def test_use_session_refuses_to_lose_a_conversation(notebook: Any) -> None:

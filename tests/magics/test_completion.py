@@ -17,6 +17,7 @@ def offered(notebook: Any) -> Any:
     notebook.run("%%chat\none", "a")
     notebook.session.fork("side")
     notebook.session.fork("sweet pea")
+    notebook.session.fork("été")
     engine = llamanb.ScriptedEngine(["x"])
     other = llamanb.runtime.get_runtime().sessions["other"] = llamanb.ChatSession(engine)
     other.fork("elsewhere")
@@ -33,9 +34,12 @@ def offered(notebook: Any) -> Any:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("%%chat -b ", ["main", "side", "'sweet pea'"]),
-        ("%%chat -t 0 --branch s", ["side"]),
-        ("%%chat --branch=s", ["side"]),
+        ("%%chat -b ", ["main", "side", "'sweet pea'", "été"]),
+        ("%%chat -b sw", ["'sweet pea'"]),
+        ("%%chat -b é", ["été"]),
+        ("%%chat -t 0 --branch si", ["side"]),
+        ("%%chat --branch=si", ["side"]),
+        ("%%chat -s 'other' -b e", ["elsewhere"]),
         ("%%chat --at m", ["main"]),
         ("%%chat -s o", ["other"]),
         ("%%chat -s other -b ", ["main", "elsewhere"]),
@@ -49,7 +53,7 @@ def offered(notebook: Any) -> Any:
         ("%%chat\nTell me about {my_number} and my_", []),
         ("%chat -b si", ["side"]),
         ("%chat imp", []),
-        ("%chat_switch s", ["side"]),
+        ("%chat_switch s", ["side", "'sweet pea'"]),
         ("%chat_adopt si", ["side"]),
         ("%chat_rewind ", ["--branch", "--help", "--session"]),
         ("%chat_regenerate --te", ["--temperature"]),
@@ -64,6 +68,12 @@ def test_what_is_offered(offered: Any, text: str, expected: list[str]) -> None:
     if text.startswith("%chat_config"):
         cut = text.rfind(" ") + 1
     assert offered(text) == [text[:cut] + word for word in expected]
+
+
+@pytest.mark.parametrize("text", ["%%chat -b 'sw", "%%chat -b 'sweet p", '%%chat -b "sweet ', "%chat_switch 'sweet"])
+def test_a_name_in_an_open_quote_is_completed_with_its_quotes(offered: Any, text: str) -> None:
+    start = max(text.find(mark) for mark in "'\"")
+    assert offered(text) == [f"{text[:start]}{text[start]}sweet pea{text[start]}"]
 
 
 def test_every_option_of_the_help_is_offered(offered: Any) -> None:

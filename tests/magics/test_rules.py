@@ -97,19 +97,21 @@ class Model:
         stale: set[str] = set()
         for entry in former:
             if entry.branch not in was_on_path:
+                old, now = before[entry.branch].tip, self.branches[entry.branch].tip
+                n_kept = next((n for n in range(len(old), -1, -1) if old[:n] == now[:n]), 0)
+                stale |= set() if n_kept == len(old) else self.below(old[: n_kept + 1])
                 continue
             if entry == new:
                 self.branches[target].tip = before[target].tip
             else:
                 shared = next((n for n in range(len(entry.last), -1, -1) if last[:n] == entry.last[:n]), 0)
                 replaced = entry.last[: max(shared + 1, len(entry.first))] if shared < len(entry.last) else entry.last
-                stale |= {
-                    other
-                    for other, entries in self.cells.items()
-                    if any(e.first[: len(replaced)] == replaced for e in entries)
-                }
+                stale |= self.below(replaced)
         self.stale = (self.stale | stale) - {cell}
         return True
+
+    def below(self, path: Path) -> set[str]:
+        return {cell for cell, entries in self.cells.items() if any(e.first[: len(path)] == path for e in entries)}
 
     def mark(self, branch: str) -> None:
         for cell, entries in self.cells.items():

@@ -89,7 +89,7 @@ def test_cells_of_branches_that_descend_from_what_was_replaced_are_stale_too(thr
 def test_off_the_path_with_its_parent_on_it_a_cell_rewinds_to_the_parent(three: History) -> None:
     three.rewind("main", 2)  # cell 2 and 3 are off; 1 is on
     assert run(three, "4", "y") == set()
-    assert run(three, "2", "x") == set()
+    assert run(three, "2", "x") == {"4"}  # its exchange came in place of what was off, and is off itself now
     assert said(three) == "a x"
 
 

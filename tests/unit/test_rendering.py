@@ -19,6 +19,7 @@ from llamanb.rendering import (
     code_block,
     first_code_block,
     markdown_html,
+    plain_markdown,
     side_by_side,
     transcript_markdown,
     tree_text,
@@ -336,3 +337,13 @@ def test_a_tree_is_drawn_with_its_branches() -> None:
         "├─ ● assistant: two  ◀ main (active)",
         "└─ ○ assistant: three  ◀ other",
     ]
+
+
+@pytest.mark.parametrize(
+    "title", ["```", "*", "**", "a_b_c", "my `branch`", "[x](y)", "&amp; <b>", "$x$", "~~no~~", "a|b", "\\"]
+)
+def test_a_title_reads_as_it_is_written(title: str) -> None:
+    markdown = f"**{plain_markdown(title)}**\n\nmore"
+    shown, more = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(markdown).split("\n", 1)
+    assert more == "<p>more</p>\n"
+    assert html.unescape(shown) == f"<p><strong>{title}</strong></p>"

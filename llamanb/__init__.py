@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from llamanb.documents import Bridge, Documents
     from llamanb.engine.base import Engine, EngineStats, GenerationRequest
     from llamanb.engine.llama import LlamaCppEngine
     from llamanb.engine.scripted import ScriptedEngine
@@ -93,6 +94,7 @@ def __dir__() -> list[str]:
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics; called by ``%load_ext llamanb``."""
     from llamanb.magics.changing import ChangeMagics
+    from llamanb.magics.chat import current_request
     from llamanb.magics.commands import ChatMagics
     from llamanb.magics.completion import matcher
     from llamanb.magics.display import Displays
@@ -105,8 +107,19 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     displays = Displays()
     shell.register_magics(ChatMagics(shell, runtime, displays), ChangeMagics(shell, runtime, displays))
     shell.Completer.custom_matchers.append(matcher(shell, runtime))
-    shell.events.register("post_run_cell", runtime.finish_request)
+    shell.events.register("pre_run_cell", runtime.start_cell)
+    shell.events.register("post_run_cell", runtime.end_cell)
     shell.input_transformers_cleanup.append(keep_questions)
+    if getattr(shell, "kernel", None) is not None:
+        runtime.documents.make_bridge = _make_bridge
+        runtime.current_request = lambda: current_request(shell)
+        runtime.open_document()
+
+
+def _make_bridge(documents: Documents) -> Bridge:
+    from llamanb.widgets.bridge import NotebookBridge  # not where no notebook is open: it takes a while to import
+
+    return NotebookBridge(documents)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
@@ -115,7 +128,8 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     from llamanb.magics.prompt import keep_questions
     from llamanb.runtime import get_runtime
 
-    shell.events.unregister("post_run_cell", get_runtime().finish_request)
+    shell.events.unregister("pre_run_cell", get_runtime().start_cell)
+    shell.events.unregister("post_run_cell", get_runtime().end_cell)
     shell.input_transformers_cleanup.remove(keep_questions)
     matchers = shell.Completer.custom_matchers
     matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", None) != MATCHER]

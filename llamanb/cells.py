@@ -128,6 +128,12 @@ class CellRun:
         self.history.stale |= stale
         return stale
 
+    def cells_before(self) -> list[str]:
+        """Return the cells whose exchanges stand on the cell's branch before its own."""
+        history = self.history
+        path = {message.id for message in history.ancestors(history.messages[self.made[0].first].parent)}
+        return [cell for cell, entries in history.cells.items() if any(entry.last in path for entry in entries)]
+
     def _still_made(self) -> list[CellEntry]:
         """What this run made, as commands of the same cell have left it: an answer may be another one, or pruned."""
         if self.cell is None or not self.answered:

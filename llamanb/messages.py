@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -223,6 +224,11 @@ class Message:
         if self.sampling is not None:
             stored["sampling"] = copy.deepcopy(dict(self.sampling))
         return stored
+
+    @functools.cached_property
+    def stored(self) -> Mapping[str, Any]:
+        """The stored form, made once; it is shared, and not to be changed."""
+        return self.to_dict()
 
     @classmethod
     def from_dict(cls, id: str, stored: Mapping[str, Any]) -> Message:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from llamanb.cells import CellRun
+from llamanb.documents import Documents, order_differs
 from llamanb.engine.base import Engine
 from llamanb.errors import InvalidArgumentError
 from llamanb.models import resolve
+from llamanb.persistence.live import Sessions
+from llamanb.persistence.notebook import restored_sessions
+from llamanb.persistence.patch import same
+from llamanb.persistence.schema import CELL_ID, load_history
 from llamanb.session import ChatSession
 from llamanb.settings import ChatConfig
 
 __all__ = ["Request", "Runtime", "active_session", "get_runtime", "use_session"]
 
 DEFAULT = "default"
+
+_LARGE_BYTES = 1_000_000
 
 
 class Request:
@@ -32,6 +42,12 @@ class Request:
         cell = parent.get("metadata", {}).get("cellId")
         self.cell: str | None = cell if isinstance(cell, str) and cell else None
         self.watched = bool(parent.get("content", {}).get("allow_stdin", False))
+        self.session: str | None = parent.get("header", {}).get("session")
+
+    @property
+    def in_document(self) -> bool:
+        """Whether the cell's id is one that its document keeps; VS Code sends a URI, good for one kernel's life."""
+        return self.cell is not None and CELL_ID.fullmatch(self.cell) is not None
 
 
 class Runtime:
@@ -41,9 +57,17 @@ class Runtime:
         self.sessions: dict[str, ChatSession] = {}
         self.active_name = DEFAULT
         self.settings = ChatConfig()
+        self.documents = Documents()
+        self.documents.arrived = self._on_arrival
+        self.current_request: Callable[[], Request] = lambda: Request({})
         self._engines: dict[Path, Engine] = {}
         self._request: Request | None = None
         self._runs: dict[str, CellRun] = {}
+        self._stored: Sessions = {}  # sessions of the document that nobody has used here yet
+        self._restored: Sessions = {}  # as this kernel found them in the file
+        self._gate = threading.RLock()
+        self._in_cell = False
+        self._said: set[str] = set()
 
     # -- sessions and engines -----------------------------------------------------------------------------------
 
@@ -62,11 +86,21 @@ class Runtime:
 
     def session(self, name: str | None = None, model: str | None = None) -> ChatSession:
         """Return a session by name, by default the active one; a new name makes a new session."""
+        self.meet()
         name = self.active_name if name is None else name
-        if name not in self.sessions:
+        if name in self._stored:
+            session = ChatSession.from_dict(self._stored[name], self.engine(model))
+            self.sessions[name] = session
+            del self._stored[name]
+        elif name not in self.sessions:
             settings = self.settings
             self.sessions[name] = ChatSession(self.engine(model), settings.system, settings.sampling())
         return self.sessions[name]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the sessions that there are."""
+        return [*self.sessions, *self._stored]
 
     def forget(self, session: ChatSession) -> None:
         """Drop a session in which nothing was said."""
@@ -80,27 +114,30 @@ class Runtime:
 
     def use_session(self, session: ChatSession, name: str = DEFAULT, *, replace: bool = False) -> ChatSession:
         """Let cells talk to a session of one's own."""
-        there = self.sessions.get(name)
-        if there is not None and there is not session and there.history.messages and not replace:
+        self.meet()
+        there = load_history(self._stored[name]) if name in self._stored else None
+        if name in self.sessions and self.sessions[name] is not session:
+            there = self.sessions[name].history
+        if there is not None and there.messages and not replace:
             if any(message.role != "system" for message in session.history.messages.values()):
                 raise InvalidArgumentError(
-                    f"There is a session {name!r} with {len(there.history.messages)} messages already, and the new one "
+                    f"There is a session {name!r} with {len(there.messages)} messages already, and the new one "
                     "has messages too. Use another name, or replace=True to put the new one in its place."
                 )
-            session.history = there.history
+            session.history = there
+        self._stored.pop(name, None)
         self.sessions[name] = session
         self.active_name = name
         return session
 
     def carried(self, metadata: dict[str, Any]) -> dict[str, Any]:
-        """Return what an output is to carry: nothing where conversations are to stay out of the file."""
-        return metadata if self.settings.persist else {}
+        """Return what an output is to carry: nothing where the document has it, or is not to have it."""
+        return metadata if self.settings.persist and not self.documents.connected else {}
 
     def export(self) -> str:
         """Return every session as JSON; the headless runner asks for it after each cell."""
         self.finish_request()
-        kept = self.sessions if self.settings.persist else {}
-        return json.dumps({name: session.to_dict() for name, session in kept.items()})
+        return json.dumps(self._kept())
 
     # -- the cell that is running -------------------------------------------------------------------------------
 
@@ -109,6 +146,7 @@ class Runtime:
         if self._request is None or request.id is None or request.id != self._request.id:
             self.finish_request()
             self._request = request
+            self._take_off_deleted(request)
         for name, other in self.sessions.items():
             run = self._runs.get(name)
             if run is None or run.history is not other.history:
@@ -117,12 +155,138 @@ class Runtime:
         return self._runs[self.name_of(session)]
 
     def finish_request(self, *_: object) -> None:
-        """Settle what the last cell did, after its last answer."""
-        made_somewhere = any(run.answered for run in self._runs.values())
+        """Settle what the last cell did, after its last answer, and write it into the open documents."""
+        answered_somewhere = any(run.answered for run in self._runs.values())
+        left_behind: set[str] = set()
         for run in self._runs.values():
-            run.finish(moved=made_somewhere)
+            left_behind |= run.finish(moved=answered_somewhere)
+            if run.answered:
+                self._say_if_out_of_order(run)
+        if left_behind:
+            self._notify(
+                f"{_counted(len(left_behind), 'later cell')} answer to something that is gone: run them again."
+            )
         self._runs = {}
         self._request = None
+
+    # -- the open documents -------------------------------------------------------------------------------------
+
+    def open_document(self) -> None:
+        """Reach the notebook that a cell runs in, and restore what its file holds, where cell ids outlive kernels."""
+        request = self.current_request()
+        if self.documents.connecting or not request.in_document:
+            return
+        self._in_cell = True
+        self.documents.connect()
+        name = os.environ.get("JPY_SESSION_NAME")
+        if name and not self.sessions and not self._stored:
+            self._restored = restored_sessions(Path(name), str(request.cell))
+            self._stored = dict(self._restored)
+
+    def meet(self) -> None:
+        """Take in what the open documents hold, once the first of them has been heard of; not while a cell answers."""
+        if not self._runs:
+            self.open_document()
+            self.documents.wait()
+            with self._gate:
+                self._merge()
+
+    def start_cell(self, *_: object) -> None:
+        """Take in what the open documents hold before a cell runs."""
+        with self._gate:
+            self._in_cell = True
+            self._merge()
+
+    def end_cell(self, *_: object) -> None:
+        """Settle what the cell did, and write it into the open documents."""
+        with self._gate:
+            self.finish_request()
+            self._merge()
+            self.publish()
+            self._in_cell = False
+
+    def _on_arrival(self) -> None:
+        """A document has come, in any thread: between two cells it is taken in at once, else when there is time."""
+        with self._gate:
+            if not self._in_cell:
+                self._merge()
+                self.publish()
+
+    def _merge(self) -> None:
+        if not self.documents.have_news:
+            return
+        ours = self._all()
+        merged = self.documents.merge(ours, self._restored)
+        for name, stored in (merged or {}).items():
+            if name not in self.sessions:
+                self._stored[name] = stored
+            elif not same(stored, ours.get(name)):
+                self.sessions[name].take_over(stored)
+
+    def publish(self) -> None:
+        """Write what changed into the open documents."""
+        self.documents.mark(cell for session in self.sessions.values() for cell in session.history.stale)
+        kept = self._kept()
+        self.documents.publish(kept, strip=not self.settings.persist)
+        self._say_if_large(kept)
+
+    def _all(self) -> Sessions:
+        return {**self._stored, **{name: session._stored(shared=True) for name, session in self.sessions.items()}}
+
+    def _kept(self) -> Sessions:
+        """What is to be kept: sessions in which something was said."""
+        return self._all() if self.settings.persist else {}
+
+    def _take_off_deleted(self, request: Request) -> None:
+        """Take the exchanges of cells that the document no longer holds off their branches."""
+        document = self.documents.of(request.session)
+        if document is None:
+            return
+        there = {*document.cells, request.cell}
+        for session in self.sessions.values():
+            deleted = [cell for cell in session.history.cells if cell not in there and CELL_ID.fullmatch(cell)]
+            if sum(session.history.take_off(cell) for cell in deleted):
+                cells = "a deleted cell" if len(deleted) == 1 else f"{len(deleted)} deleted cells"
+                self._notify(
+                    f"What {cells} said is off its branch; it stays in the tree, and in the file, until %chat_prune."
+                )
+
+    # -- what a person is told ----------------------------------------------------------------------------------
+
+    def insert_cell(self, request: Request, source: str) -> bool:
+        """Insert a cell below the one that asks; false where no open document is known."""
+        return self.documents.insert_cell(request.session, request.cell, source)
+
+    def _notify(self, text: str) -> None:
+        self.documents.notify(self._request.session if self._request else None, text)
+
+    def _say_if_out_of_order(self, run: CellRun) -> None:
+        document = self.documents.of(self._request.session if self._request else None)
+        if document is None or run.cell is None or not run.made or run.cell in self._said:
+            return
+        if order_differs(run.cells_before(), run.cell, document.cells):
+            self._said.add(run.cell)
+            self._notify("This cell goes on from cells that stand below it: the order is that of running them.")
+
+    def _say_if_large(self, kept: Sessions) -> None:
+        if "large" in self._said or not self.documents.connected:
+            return
+        n_messages = sum(len(session["messages"]) for session in kept.values())
+        n_text = sum(len(str(m["content"])) for session in kept.values() for m in session["messages"].values())
+        if n_text + 200 * n_messages < _LARGE_BYTES // 2 or (size := len(json.dumps(kept))) < _LARGE_BYTES:
+            return
+        self._said.add("large")
+        gone = [
+            m.stored for s in self.sessions.values() for m in map(s.history.messages.get, s.history.unreachable()) if m
+        ]
+        self._notify(
+            f"The conversations in this notebook take {size / 1e6:.1f} MB; %chat_prune would free "
+            f"{len(json.dumps(gone)) / 1e6:.1f} MB of that."
+        )
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 _runtime: Runtime | None = None

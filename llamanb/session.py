@@ -334,9 +334,12 @@ class ChatSession(_Conversation):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the session as JSON values: the form that a notebook stores."""
+        return self._stored(shared=False)
+
+    def _stored(self, *, shared: bool) -> dict[str, Any]:
         with self._lock:
             return {
-                **dump_history(self.history),
+                **dump_history(self.history, shared=shared),
                 "system": self._system,
                 "model": {"name": self.engine.name, "fingerprint": self.engine.fingerprint},
                 "sampling": self.sampling.to_dict(),
@@ -362,6 +365,19 @@ class ChatSession(_Conversation):
         session.history = history
         session._system = system
         return session
+
+    def take_over(self, data: Mapping[str, Any]) -> None:
+        """Go on with another version of this session, such as one that was merged with what a document holds.
+
+        Raises
+        ------
+        HistoryFormatError
+            The data does not have the form of `to_dict`.
+        """
+        other = ChatSession.from_dict(data, self.engine)
+        with self._lock:
+            other.history.stale = self.history.stale & other.history.cells.keys()
+            self.history, self._system, self.sampling = other.history, other._system, other.sampling
 
     # -- ending -------------------------------------------------------------------------------------------------
 

@@ -45,7 +45,8 @@ class ChatCommands(Magics):
 
     def session(self, arguments: argparse.Namespace) -> ChatSession:
         """Return the session that the arguments name; `%%chat -s` alone makes new ones."""
-        name, there = arguments.session, self.runtime.sessions
+        self.runtime.meet()
+        name, there = arguments.session, self.runtime.names
         if name is not None and name not in there:
             listed = f"; there is {', '.join(map(repr, there))}" if there else ""
             raise InvalidArgumentError(f"There is no session {name!r}{listed}. %%chat -s {quoted(name)} makes it.")

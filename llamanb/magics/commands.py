@@ -60,7 +60,9 @@ class ChatMagics(ChatCommands):
         branch = session.fork(arguments.name, at=arguments.at)
         history.note_maker(branch.name, cell, arguments.at)
         print(f"Branch {branch.name!r} starts {_after(history, branch.tip)}.\nIts cell is below.")
-        self.ipython.set_next_input(_cell_source(arguments), replace=False)
+        source = _cell_source(arguments)
+        if not self.runtime.insert_cell(current_request(self.ipython), source):
+            self.ipython.set_next_input(source, replace=False)
 
     @line_magic
     @no_var_expand

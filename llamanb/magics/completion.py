@@ -118,7 +118,7 @@ def _named(at: Place, runtime: Runtime, namespace: Mapping[str, Any]) -> Iterabl
         session = runtime.sessions.get(runtime.active_name if at.session is None else at.session)
         return list(session.branches) if session is not None else []
     if at.kind is Kind.SESSION:
-        return list(runtime.sessions)
+        return runtime.names
     if at.kind is Kind.SETTING:
         return [f"{name}=" for name in runtime.settings.names()]
     if at.kind is Kind.VARIABLE:

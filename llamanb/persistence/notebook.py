@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import MutableMapping, Sequence
+import json
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DAMAGED",
+    "EMPTY",
     "KEY",
     "exchange_metadata",
     "fold_outputs",
     "read_document",
     "read_notebook",
     "replacement_metadata",
+    "restored_sessions",
     "strip_outputs",
     "write_document",
 ]
@@ -35,7 +38,14 @@ KEY = "llamanb"
 DAMAGED = "llamanb_damaged"
 """Where metadata that cannot be read is moved to; it is never overwritten."""
 
-_EMPTY = {"active": "main", "branches": [{"name": "main", "tip": None}], "cells": {}, "order": [], "messages": {}}
+EMPTY: dict[str, Any] = {
+    "active": "main",
+    "branches": [{"name": "main", "tip": None}],
+    "cells": {},
+    "order": [],
+    "messages": {},
+}
+"""The stored form of a session in which nothing was said."""
 
 
 def read_notebook(path: Path) -> nbformat.NotebookNode:
@@ -66,6 +76,23 @@ def read_notebook(path: Path) -> nbformat.NotebookNode:
         for index, cell in enumerate(notebook.cells):
             cell.id = hashlib.sha256(f"{index}:{cell.source}".encode()).hexdigest()[:8]
     return notebook
+
+
+def restored_sessions(path: Path, cell: str) -> dict[str, dict[str, Any]]:
+    """Return the sessions in a notebook's file, if that is the notebook that a cell is in; else, or if damaged, none.
+
+    The file may be older than the open document, or another notebook's that has taken its name. What it lacks comes
+    with the document.
+    """
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        if not any(item.get("id") == cell for item in notebook["cells"]):
+            return {}
+        document = read_document(notebook.get("metadata", {}))
+        fold_outputs(notebook, document)
+    except (OSError, ValueError, LlamanbError, LookupError, TypeError, AttributeError):
+        return {}
+    return document.sessions
 
 
 def read_document(metadata: MutableMapping[str, Any]) -> Document:
@@ -138,7 +165,7 @@ def replacement_metadata(
     return {KEY: {"session": session, "branch": branch, "replaces": replaced, "messages": stored}}
 
 
-def fold_outputs(notebook: nbformat.NotebookNode, document: Document, *, complete: bool = False) -> None:
+def fold_outputs(notebook: Mapping[str, Any], document: Document, *, complete: bool = False) -> None:
     """Fold in what chat outputs carry: messages that the document lacks, and the entries of their cells.
 
     Where an output's exchange differs from its cell's entry, the output wins: it is what the notebook shows. An output
@@ -154,7 +181,7 @@ def fold_outputs(notebook: nbformat.NotebookNode, document: Document, *, complet
         Whether the document is what the kernel had at the end. Then outputs only tell which cells own what: messages
         that it lacks were pruned, and its branches were moved on purpose.
     """
-    for cell in notebook.cells:
+    for cell in notebook["cells"]:
         made: dict[str, list[CellEntry]] = {}
         for output in cell.get("outputs", ()):
             carried = (output.get("metadata") or {}).get(KEY)
@@ -168,13 +195,13 @@ def fold_outputs(notebook: nbformat.NotebookNode, document: Document, *, complet
             if not entries:
                 continue
             history = load_history(document.sessions[name])
-            history.cells[cell.id] = entries
+            history.cells[cell["id"]] = entries
             document.sessions[name] = dump_history(history)
 
 
 def _fold(document: Document, carried: Any, made: dict[str, list[CellEntry]], *, complete: bool) -> None:
     name = str(carried["session"])
-    history = load_history(document.sessions[name] if complete else document.sessions.get(name, _EMPTY))
+    history = load_history(document.sessions[name] if complete else document.sessions.get(name, EMPTY))
     ids = [str(stored["id"]) if complete else _added(history, stored) for stored in carried["messages"]]
     if not ids or "branch" not in carried:
         document.sessions[name] = _checked(history)

@@ -12,7 +12,7 @@ from llamanb.errors import HistoryFormatError, LlamanbError, SchemaVersionError
 from llamanb.history import BranchRecord, CellEntry, History, check_branch_name
 from llamanb.messages import ROLES, FinishReason, Message, storable
 
-__all__ = ["SCHEMA", "Document", "dump_history", "load_history", "merge", "merge_sessions"]
+__all__ = ["CELL_ID", "SCHEMA", "Document", "dump_history", "load_history", "merge", "merge_sessions"]
 
 SCHEMA = 1
 """The version of the stored form that this llamanb writes."""
@@ -21,7 +21,8 @@ _MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """From the version that is the key to the next one; applied in turn when an older document is read."""
 
 # The form of a cell's id: https://nbformat.readthedocs.io/en/latest/format_description.html#cell-ids
-_CELL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+CELL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What the id of a cell in a notebook file looks like."""
 
 _HISTORY_KEYS = ("active", "branches", "cells", "order", "messages")
 _BRANCH_KEYS = ("name", "tip", "forked_from", "from_branch", "made_by", "at")
@@ -75,8 +76,8 @@ class Document:
         return cls(copy.deepcopy(sessions), copy.deepcopy(data))
 
 
-def dump_history(history: History) -> dict[str, Any]:
-    """Return the stored form of a history.
+def dump_history(history: History, *, shared: bool = False) -> dict[str, Any]:
+    """Return the stored form of a history; with `shared`, its messages are what they all share, not to be changed.
 
     Cells whose ids no notebook format knows are left out: those of VS Code are URIs with a path in them.
     """
@@ -89,10 +90,10 @@ def dump_history(history: History) -> dict[str, Any]:
                 {**copy.deepcopy(dict(e.extra)), "branch": e.branch, "first": e.first, "last": e.last} for e in entries
             ]
             for cell, entries in history.cells.items()
-            if _CELL_ID.fullmatch(cell)
+            if CELL_ID.fullmatch(cell)
         },
         "order": history.order,
-        "messages": {id: message.to_dict() for id, message in history.messages.items()},
+        "messages": {id: m.stored if shared else m.to_dict() for id, m in history.messages.items()},
     }
 
 
@@ -100,7 +101,7 @@ def _dump_branch(record: BranchRecord) -> dict[str, Any]:
     stored = {**copy.deepcopy(dict(record.extra)), "name": record.name, "tip": record.tip}
     for key in ("forked_from", "from_branch", "made_by", "at"):
         value = getattr(record, key)
-        if value is not None and (key != "made_by" or _CELL_ID.fullmatch(value)):
+        if value is not None and (key != "made_by" or CELL_ID.fullmatch(value)):
             stored[key] = value
     return stored
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,6 +91,8 @@ class History:
         self.active = MAIN
         self.cells: dict[str, list[CellEntry]] = {}
         self.stale: set[str] = set()
+        self.remade: dict[str, str] = {}
+        """The cells that answered a question again, and the last answer that each of them gave."""
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -370,6 +372,7 @@ class History:
         What followed is copied below what came before; the entries of the cells that own it follow, and they are stale.
         """
         n_removed = 0
+        self.remade.pop(cell, None)
         for entry in self.cells.pop(cell, []):
             if entry.branch not in self.branches:
                 continue
@@ -446,6 +449,10 @@ class History:
                 below.add(message.id)
         return {cell for cell, entries in self.cells.items() if any(entry.first in below for entry in entries)}
 
+    def cells_of(self, ids: Container[str]) -> set[str]:
+        """Return the cells whose exchanges begin or end with any of these messages."""
+        return {cell for cell, entries in self.cells.items() if any(e.first in ids or e.last in ids for e in entries)}
+
     # -- pruning ------------------------------------------------------------------------------------------------
 
     def unreachable(self) -> list[str]:
@@ -468,6 +475,7 @@ class History:
             if not self.cells[cell]:
                 del self.cells[cell]
                 self.stale.discard(cell)
+        self.remade = {cell: id for cell, id in self.remade.items() if id not in gone}
         for name, record in self.branches.items():
             if record.forked_from in gone:
                 self.branches[name] = replace(record, forked_from=self.origin_tip(record))
@@ -488,6 +496,7 @@ class History:
         twin.active = self.active
         twin.cells = {cell: list(entries) for cell, entries in self.cells.items()}
         twin.stale = set(self.stale)
+        twin.remade = dict(self.remade)
         twin.extra = dict(self.extra)
         return twin
 

@@ -13,11 +13,12 @@ from llamanb.cells import CellRun
 from llamanb.documents import Documents, order_differs
 from llamanb.engine.base import Engine
 from llamanb.errors import InvalidArgumentError
+from llamanb.history import History
 from llamanb.models import resolve
 from llamanb.persistence.live import Sessions
-from llamanb.persistence.notebook import restored_sessions
+from llamanb.persistence.notebook import EMPTY, restored_sessions
 from llamanb.persistence.patch import same
-from llamanb.persistence.schema import CELL_ID, load_history
+from llamanb.persistence.schema import CELL_ID, load_history, merge_sessions
 from llamanb.session import ChatSession
 from llamanb.settings import ChatConfig
 
@@ -222,6 +223,25 @@ class Runtime:
                 self._stored[name] = stored
             elif not same(stored, ours.get(name)):
                 self.sessions[name].take_over(stored)
+
+    def take_in(self, sessions: Sessions) -> dict[str, History]:
+        """Add the sessions of another notebook to those that are here, and return the histories of both.
+
+        Its cells are not this notebook's: what they own, and the branches that they made, nobody owns here.
+        """
+        taken = {}
+        for name, stored in sessions.items():
+            branches = [{k: v for k, v in b.items() if k not in ("made_by", "at")} for b in stored["branches"]]
+            free = {**stored, "cells": {}, "remade": {}, "branches": branches}
+            if name in self.sessions:
+                session = self.sessions[name]
+                is_empty = all(message.role == "system" for message in session.history.messages.values())
+                session.take_over(free if is_empty else merge_sessions(EMPTY, session.to_dict(), free))
+                taken[name] = session.history
+            else:
+                self._stored[name] = merge_sessions(EMPTY, self._stored.get(name, EMPTY), free)
+                taken[name] = load_history(self._stored[name])
+        return taken
 
     def publish(self) -> None:
         """Write what changed into the open documents."""

@@ -439,8 +439,11 @@ class ChatSession(_Conversation):
         message = Message.create("user", prompt, parent=path[-1].id if path else None)
         return _Question(branch, [*path, message])
 
-    def answer_again(self, branch: str, options: dict[str, Any]) -> ReplyGroup:
-        """Answer the last user message of a branch again, as `regenerate` does."""
+    def answer_again(self, branch: str, options: dict[str, Any], cell: str | None = None) -> ReplyGroup:
+        """Answer the last user message of a branch again, as `regenerate` does.
+
+        A cell that did so before, and whose answer has given way to another one, gives the same answer as then.
+        """
         with self._lock:
             self._require_ready(branch)
             path = self.history.branch_path(branch)
@@ -449,7 +452,10 @@ class ChatSession(_Conversation):
             if not path:
                 raise BranchError(f"Branch {branch!r} has no user message to answer.")
             answers = self.history.children(path[-1].id)
-            seeds = {dict(answer.sampling or {}).get("seed") for answer in answers}
+            former = self.history.remade.get(cell or "")
+            if former == self.history.tip(branch):
+                former = None
+            seeds = {dict(answer.sampling or {}).get("seed") for answer in answers if answer.id != former}
             return ReplyGroup(self._start([_Question(branch, path, seeds)], options))
 
     def _start(self, questions: Sequence[_Question], options: dict[str, Any]) -> list[ReplyStream]:

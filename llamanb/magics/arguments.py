@@ -61,7 +61,8 @@ class Kind(Enum):
     NEW_BRANCH = "new branch"
     SESSION = "session"
     VARIABLE = "variable"
-    FILE = "file"
+    MODEL = "model"
+    NOTEBOOK = "notebook"
     SETTING = "setting"
     TEXT = "text"
 
@@ -71,14 +72,14 @@ _KINDS = {
     "--branch": Kind.BRANCH,
     "--fork": Kind.NEW_BRANCH,
     "--at": Kind.BRANCH,
-    "--model": Kind.FILE,
+    "--model": Kind.MODEL,
     "--json-schema": Kind.VARIABLE,
     "--grammar": Kind.VARIABLE,
     "--out": Kind.VARIABLE,
 }
 
 
-_POSITIONAL_KINDS = {"branch": Kind.BRANCH, "other": Kind.BRANCH, "setting": Kind.SETTING}
+_POSITIONAL_KINDS = {"branch": Kind.BRANCH, "other": Kind.BRANCH, "setting": Kind.SETTING, "path": Kind.NOTEBOOK}
 
 
 class MagicParser(argparse.ArgumentParser):
@@ -161,7 +162,7 @@ def _add_display(parser: MagicParser) -> None:
 def line_parser(name: str, help_text: str = "") -> MagicParser:
     """Return the parser of a line magic, by its name without the percent sign."""
     parser = MagicParser(f"%{name}", help_text)
-    if name != "chat_config":
+    if name not in ("chat_config", "chat_load"):
         parser.add_argument("-s", "--session")
     for argument in _LINE_MAGICS[name]:
         if argument.startswith("-"):
@@ -188,6 +189,7 @@ _LINE_MAGICS: dict[str, tuple[str, ...]] = {
     "chat_history": ("branch?",),
     "chat_show": ("branch?",),
     "chat_context": ("branch?",),
+    "chat_load": ("path",),
     "chat_config": ("setting*", "--default"),
 }
 """The arguments of the line magics: words (``?``: may be missing, ``*``: any number) and options."""

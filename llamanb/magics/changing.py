@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from IPython.core.magic import line_magic, magics_class, no_var_expand
@@ -15,7 +16,7 @@ from llamanb.magics.base import ChatCommands
 from llamanb.magics.chat import regenerate
 from llamanb.magics.mistakes import one_line
 from llamanb.messages import preview
-from llamanb.persistence.notebook import exchange_metadata
+from llamanb.persistence.notebook import exchange_metadata, fold_outputs, read_document, read_notebook
 from llamanb.reply import Reply
 from llamanb.session import ChatSession
 from llamanb.settings import ChatConfig
@@ -116,7 +117,8 @@ class ChangeMagics(ChatCommands):
           -y, --yes   without asking
           -s NAME     in another session
 
-        They go out of the tree, the file, and the outputs of this kernel's cells.
+        They go out of the tree, the file, and the outputs that show them. (Outputs that an
+        earlier kernel made are reached in JupyterLab and Notebook alone.)
 
           Example:   %chat_prune
         """
@@ -127,6 +129,28 @@ class ChangeMagics(ChatCommands):
             print("Every message is on a branch; there is nothing to remove.")
         else:
             self._remove(session, gone, session.prune, "", yes=arguments.yes)
+
+    @line_magic
+    @no_var_expand
+    @one_line
+    def chat_load(self, line: str) -> None:
+        """%chat_load PATH     Take in the conversations that another notebook holds.
+
+        What is here stays. A branch that both have, and that goes on differently, is kept
+        as NAME@2. In JupyterLab and Notebook this notebook's own are restored by themselves.
+
+          Example:   %chat_load yesterday.ipynb
+        """
+        path = Path(self.parse("chat_load", line).path).expanduser()
+        notebook = read_notebook(path)
+        document = read_document(notebook.metadata)
+        fold_outputs(notebook, document)
+        if not document.sessions:
+            raise InvalidArgumentError(f"%chat_load: there is no conversation in {str(path)!r}.")
+        for name, history in self.runtime.take_in(document.sessions).items():
+            branches = f"{len(history.branches)} branch{'' if len(history.branches) == 1 else 'es'}"
+            listed = ", ".join(history.branches)
+            print(f"Session {name!r} has {_counted(len(history.messages), 'message')} on {branches} now: {listed}.")
 
     @line_magic
     @no_var_expand
@@ -171,6 +195,8 @@ class ChangeMagics(ChatCommands):
         if not self.confirmed(f"Remove {all_}{_counted(len(ids), 'message')} for good?", yes=yes):
             print("Nothing was removed.")
             return
+        gone = set(ids)
+        emptied = session.history.cells_of(gone)
         act()
         name = self.runtime.name_of(session)
 
@@ -178,9 +204,9 @@ class ChangeMagics(ChatCommands):
             exchanges = [Exchange(reply.branch, reply.messages) for reply in replies]
             return self.runtime.carried(exchange_metadata(name, session.history, exchanges))
 
-        gone = set(ids)
         for shown in self.displays.holding(name, gone):
             shown.remove(gone, metadata)
+        self.runtime.documents.clear_outputs(emptied)  # those that earlier kernels made too
         print(f"Removed {_counted(len(ids), 'message')}.")
 
 

@@ -78,13 +78,16 @@ def regenerate(shell: InteractiveShell, runtime: Runtime, displays: Displays, ar
     session = runtime.session(arguments.session)
     branch = session.branch(arguments.branch or session.active.name)
     replaced = branch.tip
-    group = session.answer_again(branch.name, options)
-    show = _display(arguments, current_request(shell), [""])
+    request = current_request(shell)
+    group = session.answer_again(branch.name, options, request.cell)
+    show = _display(arguments, request, [""])
     try:
         (reply,) = _shown(group, show, "%chat_regenerate gives another one")
     finally:
         (reply,) = group.replies
         if reply.messages:
+            if request.cell is not None:
+                session.history.remade[request.cell] = reply.messages[-1].id
             metadata = replacement_metadata(runtime.name_of(session), branch.name, replaced, reply.messages)
             show.finish([reply], runtime.carried(metadata))
             displays.add(runtime.name_of(session), show)

@@ -128,14 +128,15 @@ def _named(at: Place, runtime: Runtime, namespace: Mapping[str, Any]) -> Iterabl
             for name, value in namespace.items()
             if not name.startswith("_") and name not in hidden and not isinstance(value, ModuleType)
         )
-    if at.kind is Kind.FILE:
+    if at.kind in (Kind.MODEL, Kind.NOTEBOOK):
+        suffix = ".gguf" if at.kind is Kind.MODEL else ".ipynb"
         folder = Path(at.word).parent if not at.word.endswith("/") else Path(at.word)
         prefix = at.word[: at.word.rfind("/") + 1]
         try:
             entries = sorted(folder.expanduser().iterdir())
         except OSError:
             return []
-        return [f"{prefix}{e.name}{'/' * e.is_dir()}" for e in entries if e.is_dir() or e.suffix == ".gguf"]
+        return [f"{prefix}{e.name}{'/' * e.is_dir()}" for e in entries if e.is_dir() or e.suffix == suffix]
     return []
 
 

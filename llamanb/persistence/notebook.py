@@ -188,7 +188,7 @@ def fold_outputs(notebook: Mapping[str, Any], document: Document, *, complete: b
             exchanges = carried.get("exchanges", [carried]) if isinstance(carried, dict) else ()
             for exchange in exchanges if isinstance(exchanges, (list, tuple)) else ():
                 try:
-                    _fold(document, exchange, made, complete=complete)
+                    _fold(document, exchange, cell["id"], made, complete=complete)
                 except (LlamanbError, ValueError, KeyError, TypeError, AttributeError):
                     continue
         for name, entries in made.items():
@@ -199,7 +199,7 @@ def fold_outputs(notebook: Mapping[str, Any], document: Document, *, complete: b
             document.sessions[name] = dump_history(history)
 
 
-def _fold(document: Document, carried: Any, made: dict[str, list[CellEntry]], *, complete: bool) -> None:
+def _fold(document: Document, carried: Any, cell: str, made: dict[str, list[CellEntry]], *, complete: bool) -> None:
     name = str(carried["session"])
     history = load_history(document.sessions[name] if complete else document.sessions.get(name, EMPTY))
     ids = [str(stored["id"]) if complete else _added(history, stored) for stored in carried["messages"]]
@@ -212,6 +212,7 @@ def _fold(document: Document, carried: Any, made: dict[str, list[CellEntry]], *,
         if branch in history.branches and history.tip(branch) == carried["replaces"]:
             history.set_tip(branch, last.id)
         history.move_entries(branch, carried["replaces"], last.id)
+        history.remade[cell] = last.id
         made[name] = [
             replace(e, last=last.id) if (e.branch, e.last) == (branch, carried["replaces"]) else e
             for e in made.get(name, ())

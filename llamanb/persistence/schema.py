@@ -24,7 +24,7 @@ _MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 CELL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What the id of a cell in a notebook file looks like."""
 
-_HISTORY_KEYS = ("active", "branches", "cells", "order", "messages")
+_HISTORY_KEYS = ("active", "branches", "cells", "order", "messages", "remade")
 _BRANCH_KEYS = ("name", "tip", "forked_from", "from_branch", "made_by", "at")
 _T = TypeVar("_T")
 
@@ -92,6 +92,7 @@ def dump_history(history: History, *, shared: bool = False) -> dict[str, Any]:
             for cell, entries in history.cells.items()
             if CELL_ID.fullmatch(cell)
         },
+        **({"remade": remade} if (remade := {c: i for c, i in history.remade.items() if CELL_ID.fullmatch(c)}) else {}),
         "order": history.order,
         "messages": {id: m.stored if shared else m.to_dict() for id, m in history.messages.items()},
     }
@@ -124,6 +125,10 @@ def load_history(stored: Any, path: str = "$") -> History:
         raise HistoryFormatError(f"{path}.active", f"there is no branch {active!r}")
     history.active = active
     _load_cells(history, data.get("cells", {}), f"{path}.cells")
+    for cell, id in _mapping(data.get("remade", {}), f"{path}.remade").items():
+        if not isinstance(id, str) or id not in history.messages:
+            raise HistoryFormatError(f"{path}.remade.{cell}", f"there is no message {id!r}")
+        history.remade[cell] = id
     history.extra = {key: copy.deepcopy(value) for key, value in data.items() if key not in _HISTORY_KEYS}
     return history
 
@@ -252,6 +257,10 @@ def merge(base: History, ours: History, theirs: History) -> History:
         entries = _changed_side(base.cells.get(cell), ours.cells.get(cell), theirs.cells.get(cell))
         if entries:
             merged.cells[cell] = list(entries)
+    for cell in [*ours.remade, *theirs.remade]:
+        answer = _changed_side(base.remade.get(cell), ours.remade.get(cell), theirs.remade.get(cell))
+        if answer is not None:
+            merged.remade[cell] = answer
     merged.stale = {cell for cell in ours.stale | theirs.stale if cell in merged.cells}
     merged.extra = {**theirs.extra, **ours.extra}
     _leave_out_pruned(merged, base, ours, theirs)
@@ -301,6 +310,7 @@ def _leave_out_pruned(merged: History, base: History, ours: History, theirs: His
     wanted += [id for id in merged.messages if id not in pruned]
     kept = _closed_upwards(merged, wanted)
     merged.messages = {id: message for id, message in merged.messages.items() if id in kept}
+    merged.remade = {cell: id for cell, id in merged.remade.items() if id in kept}
     for cell in list(merged.cells):
         merged.cells[cell] = [e for e in merged.cells[cell] if e.first in kept and e.last in kept]
         if not merged.cells[cell]:

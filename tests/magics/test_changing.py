@@ -47,6 +47,23 @@ def test_outputs_alone_rebuild_a_regenerated_answer(seeded: Any) -> None:
     assert rebuilt.tip("main") == live.tip("main")
 
 
+def test_running_all_cells_again_gives_the_same_other_answers(seeded: Any) -> None:
+    cells = {"a": "%%chat -n 2 --seed 5\none", "b": "%chat_regenerate", "c": "%chat_regenerate", "d": "%%chat\ntwo"}
+    for cell, source in cells.items():
+        seeded.run(source, cell)
+    before = seeded.session.to_dict()
+    answer = next(m.text for m in seeded.session.messages if m.role == "assistant")
+    for _ in range(2):
+        for cell, source in cells.items():
+            assert seeded.run(source, cell).success
+        assert seeded.session.to_dict() == before
+        assert next(m.text for m in seeded.session.messages if m.role == "assistant") == answer
+    assert load_history(before).remade == seeded.session.history.remade
+    seeded.run("%chat_rewind")
+    seeded.run("%chat_regenerate", "c")  # what it gave stands there: a person who asks again wants another one
+    assert seeded.session.messages[-1].text not in [m["content"] for m in before["messages"].values()]
+
+
 def test_rewinding_takes_exchanges_off_and_marks_their_cells(seeded: Any) -> None:
     for cell, text in (("a", "one"), ("b", "two"), ("c", "three")):
         seeded.run(f"%%chat\n{text}", cell)

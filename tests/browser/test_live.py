@@ -1,0 +1,301 @@
+"""The conversation in the open notebook: in JupyterLab and in Notebook 7, with a real browser."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+from playwright.sync_api import Page, expect
+
+LOAD = "%load_ext llamanb"
+SCRIPTED = (
+    f"{LOAD}\nimport llamanb\n"
+    "engine = llamanb.ScriptedEngine(lambda r: 'So: ' + r.messages[-1].text)\n"
+    "llamanb.use_session(llamanb.ChatSession(engine));"
+)
+REAL = "%%chat -t 0 --max-tokens 12"
+
+
+class Open:
+    """A notebook that is open in a front end."""
+
+    def __init__(self, page: Page, address: str, folder: Path, app: str) -> None:
+        self.page = page
+        self.address = address
+        self.file = folder / "chat.ipynb"
+        self.url = f"{address}/{'lab/tree' if app == 'lab' else 'notebooks'}/chat.ipynb"
+        self.app = app
+
+    def write(self, *sources: str, metadata: dict[str, Any] | None = None) -> None:
+        cells = [new_code_cell(source, id=f"cell-{number}") for number, source in enumerate(sources)]
+        kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+        nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel, **(metadata or {})}), self.file)
+
+    def open(self) -> None:
+        self.page.set_viewport_size({"width": 1200, "height": 2600})  # JupyterLab draws only the cells that are in view
+        self.page.goto(self.url)
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell")
+        self.wait_idle()
+
+    def wait_idle(self) -> None:
+        """Wait until the server says that the front end is connected to its kernel, and that this does nothing."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            kernels: list[dict[str, Any]] = []
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.address}/api/kernels", timeout=5) as said:
+                kernels = json.load(said)
+            if any(kernel["connections"] and kernel["execution_state"] == "idle" for kernel in kernels):
+                time.sleep(1)
+                return
+            time.sleep(0.2)
+        raise AssertionError("The kernel is not ready.")
+
+    def menu(self, *names: str) -> None:
+        self.page.get_by_role("menuitem", name=names[0], exact=True).click()
+        for name in names[1:]:
+            self.page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{name}$")).last.click()
+
+    def run_all(self) -> None:
+        self.menu("Run", "Run All Cells")
+
+    def restart(self) -> None:
+        self.page.locator("[data-jp-item-name='restart']:visible").click()
+        self.page.locator(".jp-Dialog .jp-mod-warn").click()
+        time.sleep(1)
+        self.wait_idle()
+
+    def cell(self, index: int) -> Any:
+        return self.page.locator(".jp-Notebook:visible .jp-Cell").nth(index)
+
+    def run(self, index: int) -> None:
+        """Run a cell; keys that are pressed too early come to nothing, and are pressed again."""
+        prompt = self.cell(index).locator(".jp-InputPrompt")
+        before = prompt.inner_text()
+        for _ in range(10):
+            self.cell(index).locator(".cm-content").click()
+            self.page.keyboard.press("Control+Enter")
+            with contextlib.suppress(AssertionError):
+                expect(prompt).not_to_have_text(before, timeout=2000)
+                return
+        raise AssertionError(f"Cell {index} does not run.")
+
+    def retype(self, index: int, source: str) -> None:
+        self.cell(index).locator(".cm-content").click()
+        self.page.keyboard.press("Control+a")
+        self.page.keyboard.insert_text(source)
+
+    def command(self, index: int, *keys: str) -> None:
+        """Press keys in command mode, with a cell selected."""
+        self.cell(index).locator(".cm-content").click()
+        self.page.keyboard.press("Escape")
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    def shows(self, index: int, text: str | re.Pattern[str]) -> None:
+        expect(self.cell(index).locator(".jp-RenderedMarkdown").last).to_have_text(text)
+
+    def saved(self, is_so: Callable[[dict[str, Any]], bool] = lambda metadata: "llamanb" in metadata) -> Any:
+        """Save until the file is as it should be, and return it as JSON."""
+        deadline = time.monotonic() + 20
+        while True:
+            self.page.locator("[data-jp-item-name='save']:visible").click()
+            time.sleep(0.5)
+            notebook = json.loads(self.file.read_text())
+            if is_so(notebook["metadata"]):
+                return notebook
+            assert time.monotonic() < deadline, notebook["metadata"]
+
+    def said(self, branch: str = "main") -> list[str]:
+        """Return what was asked on a branch by the file."""
+        session = self.saved()["metadata"]["llamanb"]["sessions"]["default"]
+        (tip,) = [b["tip"] for b in session["branches"] if b["name"] == branch]
+        texts = []
+        while tip is not None:
+            message = session["messages"][tip]
+            texts += [message["content"]] * (message["role"] == "user")
+            tip = message["parent"]
+        return texts[::-1]
+
+    def notice(self, text: str) -> None:
+        expect(self.page.locator(".llamanb-notice", has_text=text)).to_be_visible()
+
+
+@pytest.fixture(params=["lab", "notebook"])
+def notebook(request: pytest.FixtureRequest, page: Page, server: str, folder: Path) -> Open:
+    return Open(page, server, folder, request.param)
+
+
+def test_chat_fork_save_restart_and_go_on(notebook: Open, folder: Path) -> None:
+    notebook.write(
+        LOAD,
+        f"{REAL} --system 'Be brief.'\nWhat is the capital of France?",
+        '%chat_fork italy --at 0 --prompt "What is the capital of Italy?"',
+        "1 + 1",
+        f"{REAL}\nAnd of Spain?",
+    )
+    notebook.open()
+    for index in (0, 1, 2):
+        notebook.run(index)
+    forked = notebook.page.locator(".jp-Notebook:visible .jp-Cell", has_text="%%chat --branch italy")
+    expect(forked).to_have_count(1)
+    expect(notebook.cell(3)).to_contain_text("%%chat --branch italy")
+    notebook.run(2)
+    expect(notebook.cell(2)).to_contain_text("as before")
+    expect(forked).to_have_count(1)
+    notebook.run(3)
+    notebook.shows(3, re.compile(r"\w"))
+    file = notebook.saved(lambda metadata: "italy" in json.dumps(metadata))
+    assert [output.get("metadata") for cell in file["cells"][1:4:2] for output in cell["outputs"]] == [{}, {}]
+    assert notebook.said() == ["What is the capital of France?"]
+    assert notebook.said("italy") == ["What is the capital of Italy?"]
+    notebook.page.screenshot(path=str(folder / "forked.png"))
+
+    notebook.restart()
+    notebook.run(0)
+    notebook.run(5)
+    notebook.shows(5, re.compile(r"\w"))
+    notebook.saved(lambda metadata: "Spain" in json.dumps(metadata))
+    assert notebook.said() == ["What is the capital of France?", "And of Spain?"]
+    expect(forked).to_have_count(1)
+
+
+def test_run_all_with_many_queued_cells_and_again_after_a_restart(notebook: Open) -> None:
+    notebook.write(SCRIPTED, *(f"%%chat\nnumber {number}" for number in range(10)), "%chat_fork side --prompt more")
+    notebook.open()
+    notebook.run_all()
+    notebook.shows(10, "So: number 9")
+    expect(notebook.cell(12)).to_contain_text("%%chat --branch side")
+    first = notebook.saved(lambda metadata: "side" in json.dumps(metadata))["metadata"]["llamanb"]
+    assert notebook.said() == [f"number {number}" for number in range(10)]
+    notebook.restart()
+    notebook.run_all()
+    notebook.shows(12, "So: more")
+    again = notebook.saved(lambda metadata: "more" in json.dumps(metadata))["metadata"]["llamanb"]
+    assert notebook.said() == [f"number {number}" for number in range(10)]
+    assert notebook.said("side") == [*(f"number {number}" for number in range(10)), "more"]
+    before, after = (found["sessions"]["default"] for found in (first, again))
+    assert before["messages"].items() <= after["messages"].items()
+    assert len(after["messages"]) == len(before["messages"]) + 2
+    assert len(after["branches"]) == 2
+    expect(notebook.page.locator(".jp-Notebook:visible .jp-Cell", has_text="--branch side")).to_have_count(1)
+
+
+def test_a_restart_right_after_an_exchange_that_was_not_saved_loses_nothing(notebook: Open) -> None:
+    notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo")
+    notebook.open()
+    for index in (0, 1):
+        notebook.run(index)
+    notebook.shows(1, "So: one")
+    notebook.restart()
+    assert "llamanb" not in json.loads(notebook.file.read_text())["metadata"]
+    for index in (0, 2):
+        notebook.run(index)
+    notebook.shows(2, "So: two")
+    notebook.saved(lambda metadata: "two" in json.dumps(metadata))
+    assert notebook.said() == ["one", "two"]
+
+
+def test_running_again_in_the_middle_marks_what_is_left_behind(notebook: Open, folder: Path) -> None:
+    notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo", "%%chat\nthree")
+    notebook.open()
+    notebook.run_all()
+    notebook.shows(3, "So: three")
+    notebook.retype(1, "%%chat\nfirst")
+    notebook.run(1)
+    notebook.shows(1, "So: first")
+    notebook.notice("2 later cells answer to something that is gone: run them again.")
+    for index in (2, 3):
+        expect(notebook.cell(index).locator(".jp-Cell-outputArea")).to_have_css("opacity", "0.55")
+    expect(notebook.cell(1).locator(".jp-Cell-outputArea")).to_have_css("opacity", "1")
+    notebook.page.screenshot(path=str(folder / "stale.png"))
+    assert notebook.said() == ["first"]
+    notebook.run(2)
+    expect(notebook.cell(2).locator(".jp-Cell-outputArea")).to_have_css("opacity", "1")
+    expect(notebook.cell(3).locator(".jp-Cell-outputArea")).to_have_css("opacity", "0.55")
+    notebook.saved(lambda metadata: len(metadata["llamanb"]["sessions"]["default"]["messages"]) == 10)
+    assert notebook.said() == ["first", "two"]
+
+
+def test_a_deleted_cell_takes_its_exchange_off_and_a_moved_one_does_not(notebook: Open) -> None:
+    notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo", "%%chat\nthree", "%%chat\nfour")
+    notebook.open()
+    for index in range(4):
+        notebook.run(index)
+    notebook.shows(3, "So: three")
+    notebook.command(1, "x")
+    notebook.command(1, "v")  # cut, and pasted below the next one
+    notebook.command(2, "d", "d")
+    expect(notebook.page.locator(".jp-Notebook:visible .jp-Cell")).to_have_count(4)
+    notebook.run(3)
+    notebook.shows(3, "So: four")
+    notebook.notice("What a deleted cell said is off its branch")
+    notebook.saved(lambda metadata: "four" in json.dumps(metadata))
+    left = [cell["source"][-1] for cell in json.loads(notebook.file.read_text())["cells"][1:]]
+    assert notebook.said() == sorted(left, key=["one", "two", "three", "four"].index)
+
+
+def test_another_writer_in_between_loses_nothing(notebook: Open) -> None:
+    notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo")
+    notebook.open()
+    for index in (0, 1):
+        notebook.run(index)
+    notebook.shows(1, "So: one")
+    other = notebook.saved()["metadata"]["llamanb"]["sessions"]["default"]
+    other["branches"].append({"name": "theirs", "tip": other["branches"][0]["tip"]})
+    file = json.loads(notebook.file.read_text())
+    file["metadata"]["llamanb"]["sessions"]["default"] = other
+    notebook.file.write_text(json.dumps(file))
+    notebook.menu("File", "Reload Notebook from Disk")
+    dialog = notebook.page.locator(".jp-Dialog .jp-mod-accept, .jp-Dialog .jp-mod-warn")
+    time.sleep(1)
+    if dialog.count():
+        dialog.first.click()
+    notebook.run(2)
+    notebook.shows(2, "So: two")
+    notebook.saved(lambda metadata: "two" in json.dumps(metadata) and "theirs" in json.dumps(metadata))
+    assert notebook.said() == ["one", "two"]
+    assert notebook.said("theirs") == ["one"]
+
+
+def test_the_toolbar_interrupts_a_model_that_reads(notebook: Open) -> None:
+    notebook.write(
+        LOAD + "\nlong = 'The sea is wide. ' * 700", "%%chat -t 0 --max-tokens 5\n{long}", f"{REAL}\nWhat is 1 + 1?"
+    )
+    notebook.open()
+    notebook.run(0)
+    notebook.run(1)
+    time.sleep(2)
+    notebook.page.locator(
+        ".jp-NotebookPanel:visible .jp-Toolbar-item[data-jp-item-name='interrupt'] :is(button, jp-button)"
+    ).first.click()
+    expect(notebook.cell(1)).to_contain_text("nothing was said yet, and the conversation is as it was")
+    notebook.run(2)
+    notebook.shows(2, re.compile(r"\w"))
+    notebook.saved()
+    assert notebook.said() == ["What is 1 + 1?"]
+
+
+def test_what_is_to_stay_out_of_the_file_is_taken_out(notebook: Open) -> None:
+    notebook.write(SCRIPTED, "%%chat\nsecret", "%chat_config persist=off", "%%chat\nwhisper")
+    notebook.open()
+    for index in (0, 1):
+        notebook.run(index)
+    notebook.shows(1, "So: secret")
+    notebook.saved()
+    for index in (2, 3):
+        notebook.run(index)
+    notebook.shows(3, "So: whisper")
+    file = notebook.saved(lambda metadata: "llamanb" not in metadata)
+    assert [output.get("metadata", {}) for cell in file["cells"] for output in cell["outputs"] if "data" in output] == [
+        {},
+        {},
+    ]

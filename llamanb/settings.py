@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
-from traitlets import Bool, Int, TraitError, TraitType, Unicode
+from traitlets import Bool, Int, TraitError, TraitType, Unicode, default
 from traitlets.config import Configurable
 
 from llamanb.errors import InvalidArgumentError
@@ -18,7 +19,7 @@ __all__ = ["PER_ANSWER", "ChatConfig"]
 PER_ANSWER = ("grammar", "json_schema", "logit_bias")
 """Fields of `SamplingParams` that belong to one answer, and are no settings."""
 
-_SWITCHES = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
+_SWITCHES = {"on": True, "yes": True, "true": True, "1": True, "0": False, "off": False, "no": False, "false": False}
 
 
 class _Sampling(TraitType[Any, Any]):
@@ -38,7 +39,7 @@ class _Sampling(TraitType[Any, Any]):
 class ChatConfig(Configurable):
     """Settings. In ``ipython_config.py`` they are written as ``c.ChatConfig.temperature = 0.2``."""
 
-    persist = Bool(True, help="Whether conversations are kept in the notebook file.").tag(config=True)
+    persist = Bool(help="Whether conversations are kept in the notebook file.").tag(config=True)
     model = Unicode(
         None, allow_none=True, help="The model of new sessions: a .gguf file or a name; None is the embedded one."
     ).tag(config=True)
@@ -75,6 +76,11 @@ class ChatConfig(Configurable):
     seed = _Sampling("seed")
     stop = _Sampling("stop")
 
+    @default("persist")
+    def _default_persist(self) -> bool:
+        """What LLAMANB_PERSIST in the environment says, or else true."""
+        return _SWITCHES.get(os.environ.get("LLAMANB_PERSIST", "").strip().lower(), True)
+
     def names(self) -> list[str]:
         """Return the names of the settings, sampling last."""
         own = [name for name in self.class_own_traits(config=True) if not self.is_sampling(name)]
@@ -90,7 +96,7 @@ class ChatConfig(Configurable):
 
     def default(self, name: str) -> Any:
         """Return what a setting is where nobody sets it."""
-        return self.traits()[name].default_value
+        return getattr(ChatConfig(), name)
 
     def read(self, name: str, text: str) -> Any:
         """Set a setting to what a person wrote, and return the value.

@@ -214,13 +214,14 @@ def test_running_again_in_the_middle_marks_what_is_left_behind(notebook: Open, f
     notebook.shows(1, "So: first")
     notebook.notice("2 later cells answer to something that is gone: run them again.")
     for index in (2, 3):
-        expect(notebook.cell(index).locator(".jp-Cell-outputArea")).to_have_css("opacity", "0.55")
-    expect(notebook.cell(1).locator(".jp-Cell-outputArea")).to_have_css("opacity", "1")
+        expect(notebook.cell(index).locator(".jp-OutputArea-child")).to_have_css("opacity", "0.55")
+    expect(notebook.cell(1).locator(".jp-OutputArea-child")).to_have_css("opacity", "1")
+    notebook.page.set_viewport_size({"width": 1000, "height": 700})
     notebook.page.screenshot(path=str(folder / "stale.png"))
     assert notebook.said() == ["first"]
     notebook.run(2)
-    expect(notebook.cell(2).locator(".jp-Cell-outputArea")).to_have_css("opacity", "1")
-    expect(notebook.cell(3).locator(".jp-Cell-outputArea")).to_have_css("opacity", "0.55")
+    expect(notebook.cell(2).locator(".jp-OutputArea-child")).to_have_css("opacity", "1")
+    expect(notebook.cell(3).locator(".jp-OutputArea-child")).to_have_css("opacity", "0.55")
     notebook.saved(lambda metadata: len(metadata["llamanb"]["sessions"]["default"]["messages"]) == 10)
     assert notebook.said() == ["first", "two"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+SCRIPTED = "llamanb.use_session(llamanb.ChatSession(llamanb.ScriptedEngine(lambda r: 'So: ' + r.messages[-1].text)));"
 LONG_PROMPT = "%%chat --max-tokens 20\n" + "Tell me about ships. " * 500
 ROLES = "[m.role for m in llamanb.active_session().messages]"
 
@@ -103,3 +104,30 @@ def test_a_forked_cell_is_inserted_below(kernel: Any) -> None:
     assert payload["source"] == "set_next_input"
     assert payload["text"] == "%%chat --branch other\nReally?"
     assert payload["replace"] is False
+
+
+def test_a_front_end_whose_cell_ids_are_addresses_gets_a_cell_and_what_was_said_in_outputs(kernel: Any) -> None:
+    """As VS Code does it: a document URI for an id, and no widget manager that knows the document."""
+    kernel.run(f"%load_ext llamanb\nimport llamanb\n{SCRIPTED}", "vscode-notebook-cell:/home/me/chat.ipynb#W0sZmlsZQ==")
+    (answer,) = [
+        output
+        for output in kernel.run("%%chat\none", "vscode-notebook-cell:/home/me/chat.ipynb#W1sZmlsZQ==")
+        if "text/markdown" in output.get("data", {})
+    ][-1:]
+    assert [message["content"] for message in answer["metadata"]["llamanb"]["messages"]] == ["one", "So: one"]
+    assert "/home/me" not in json.dumps(answer["metadata"])
+    request = kernel.send("%chat_fork side --prompt two", "vscode-notebook-cell:/home/me/chat.ipynb#W2sZmlsZQ==")
+    payload = kernel.reply(request)["payload"]
+    assert [(item["source"], item["text"]) for item in payload] == [("set_next_input", "%%chat --branch side\ntwo")]
+    assert "/home/me" not in kernel.value("llamanb.active_session().to_dict()")
+
+
+def test_where_nothing_answers_the_bridge_outputs_carry_what_was_said(
+    kernel: Any,
+) -> None:
+    kernel.run(f"%load_ext llamanb\nimport llamanb\n{SCRIPTED}", "cell-0")
+    kernel.run("%%chat\none", "cell-1")
+    answer = kernel.run("%%chat\ntwo", "cell-2")[-1]
+    assert [message["content"] for message in answer["metadata"]["llamanb"]["messages"]] == ["two", "So: two"]
+    payload = kernel.reply(kernel.send("%chat_fork side", "cell-3"))["payload"]
+    assert [item["source"] for item in payload] == ["set_next_input"]

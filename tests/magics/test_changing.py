@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from nbformat.v4 import new_code_cell, new_notebook, new_output
@@ -294,3 +296,42 @@ def test_without_persistence_outputs_and_file_carry_nothing(seeded: Any) -> None
 
 def test_every_setting_of_the_sampling_is_a_field(seeded: Any) -> None:
     assert ChatConfig().sampling() == llamanb.SamplingParams()
+
+
+def test_another_notebooks_conversation_is_taken_in_and_nothing_here_is_lost(seeded: Any, tmp_path: Path) -> None:
+    seeded.run("%%chat\nhere", "a")
+    other = llamanb.ChatSession(llamanb.ScriptedEngine(["there"]), system="Be brief.")
+    other.send("elsewhere")
+    other.fork("side")
+    other.history.cells["a"] = [other.history.exchanges("main")[0].entry]
+    stored = {"schema": 1, "sessions": {"default": other.to_dict(), "second": other.to_dict()}}
+    nbformat.write(new_notebook(metadata={"llamanb": stored}), tmp_path / "other.ipynb")
+    loaded = seeded.run(f"%chat_load '{tmp_path / 'other.ipynb'}'")
+    assert loaded.success, loaded.error
+    assert loaded.text.splitlines() == [
+        "Session 'default' has 5 messages on 3 branches now: main, side, main@2.",
+        "Session 'second' has 3 messages on 2 branches now: main, side.",
+    ]
+    assert seeded.texts() == ["here"]
+    assert seeded.texts("main@2") == ["elsewhere"]
+    assert list(seeded.session.history.cells) == ["a"]
+    runtime.get_runtime().engine = lambda model=None: other.engine  # type: ignore[method-assign]
+    assert "elsewhere" in seeded.run("%chat_history -s second").outputs[0].data["text/plain"]
+
+
+def test_a_notebook_that_is_not_there_or_says_nothing_is_a_mistake(seeded: Any, tmp_path: Path) -> None:
+    nbformat.write(new_notebook(), tmp_path / "silent.ipynb")
+    assert "no conversation" in seeded.run(f"%chat_load {tmp_path / 'silent.ipynb'}").error
+    assert "There is no notebook" in seeded.run(f"%chat_load {tmp_path / 'nowhere.ipynb'}").error
+    assert not seeded.run("%chat_load").success
+
+
+@pytest.mark.parametrize(
+    ("said", "persists"), [("off", False), ("0", False), ("on", True), ("", True), ("perhaps", True)]
+)
+def test_the_environment_says_whether_conversations_are_kept(
+    monkeypatch: pytest.MonkeyPatch, said: str, persists: bool
+) -> None:
+    monkeypatch.setenv("LLAMANB_PERSIST", said)
+    assert ChatConfig().persist is persists
+    assert ChatConfig(config=Config({"ChatConfig": {"persist": True}})).persist is True

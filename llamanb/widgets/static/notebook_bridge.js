@@ -229,14 +229,14 @@ class Bridge {
     const cell = (index) => `#${CSS.escape(panel.id)} .jp-Cell[data-windowed-list-index="${index}"]`;
     this.style.textContent =
       panel && places.length
-        ? `${places.map((index) => `${cell(index)} .jp-Cell-outputArea`).join(", ")} { opacity: 0.55; }
-           ${places.map((index) => `${cell(index)} .jp-Cell-outputWrapper::before`).join(", ")} {
+        ? `${places.map((index) => `${cell(index)} .jp-OutputArea-child`).join(", ")} { opacity: 0.55; }
+           ${places.map((index) => `${cell(index)} .jp-Cell-outputArea::before`).join(", ")} {
              content: "Answers to something that is gone; run it again.";
+             display: block;
+             padding: 4px 0 0 var(--jp-cell-prompt-width, 64px);
              color: var(--jp-warn-color0, #b45309);
              font: italic var(--jp-ui-font-size1, 13px) var(--jp-ui-font-family, sans-serif);
-             padding: 4px 0 0 var(--jp-notebook-padding, 10px);
-           }
-           ${places.map((index) => `${cell(index)} .jp-Cell-outputWrapper`).join(", ")} { flex-wrap: wrap; }`
+           }`
         : "";
   }
 

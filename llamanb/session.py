@@ -20,7 +20,7 @@ from llamanb.errors import (
 )
 from llamanb.history import History, Reference, check_branch_name
 from llamanb.messages import Content, FinishReason, Message, storable
-from llamanb.persistence.schema import dump_history, load_history
+from llamanb.persistence.schema import dump_history, load_defaults, load_history
 from llamanb.reply import AsyncReplyStream, Reply, ReplyGroup, ReplyStream, finished
 from llamanb.sampling import MAX_SEED, SamplingParams, derive_seed
 
@@ -355,13 +355,9 @@ class ChatSession(_Conversation):
             The data does not have that form; the error names the place.
         """
         history = load_history(data)
-        stored = dict(history.extra)
-        system, sampling = stored.pop("system", None), stored.pop("sampling", None)
-        stored.pop("model", None)
-        if system is not None and not isinstance(system, str):
-            raise HistoryFormatError("$.system", "it must be text")
-        session = cls(engine, sampling=_stored_sampling(sampling))
-        history.extra = stored
+        system, sampling = load_defaults(data)
+        session = cls(engine, sampling=sampling)
+        history.extra = {k: v for k, v in history.extra.items() if k not in ("system", "sampling", "model")}
         session.history = history
         session._system = system
         return session
@@ -640,14 +636,3 @@ def _require_words(role: str, content: Content) -> None:
             raise TypeError(f"A part of a message is a mapping with a 'type', not a {type(part).__name__}.")
     if role == "user" and (content == [] or (isinstance(content, str) and not content.strip())):
         raise InvalidArgumentError("The prompt is empty; write what the model should answer.")
-
-
-def _stored_sampling(stored: Any) -> SamplingParams | None:
-    if stored is None:
-        return None
-    if not isinstance(stored, Mapping):
-        raise HistoryFormatError("$.sampling", "it must be an object")
-    try:
-        return SamplingParams.from_dict(stored)
-    except (TypeError, InvalidArgumentError) as error:
-        raise HistoryFormatError("$.sampling", str(error)) from None

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from llamanb.errors import HistoryFormatError, LlamanbError, SchemaVersionError
+from llamanb.errors import HistoryFormatError, InvalidArgumentError, LlamanbError, SchemaVersionError
 from llamanb.history import BranchRecord, CellEntry, History, check_branch_name
 from llamanb.messages import ROLES, FinishReason, Message, storable
+from llamanb.sampling import SamplingParams
 
-__all__ = ["CELL_ID", "SCHEMA", "Document", "dump_history", "load_history", "merge", "merge_sessions"]
+__all__ = ["CELL_ID", "SCHEMA", "Document", "dump_history", "load_defaults", "load_history", "merge", "merge_sessions"]
 
 SCHEMA = 1
 """The version of the stored form that this llamanb writes."""
@@ -73,6 +74,7 @@ class Document:
         sessions = dict(_mapping(data.pop("sessions", None), "$.sessions"))
         for name, session in sessions.items():
             load_history(session, f"$.sessions.{name}")
+            load_defaults(session, f"$.sessions.{name}")
         return cls(copy.deepcopy(sessions), copy.deepcopy(data))
 
 
@@ -131,6 +133,24 @@ def load_history(stored: Any, path: str = "$") -> History:
         history.remade[cell] = id
     history.extra = {key: copy.deepcopy(value) for key, value in data.items() if key not in _HISTORY_KEYS}
     return history
+
+
+def load_defaults(stored: Mapping[str, Any], path: str = "$") -> tuple[str | None, SamplingParams | None]:
+    """Read and validate the system prompt and the sampling of a stored session.
+
+    Raises
+    ------
+    HistoryFormatError
+        One of them does not have its form; the error names the place.
+    """
+    system = _optional_text(stored.get("system"), f"{path}.system")
+    sampling = stored.get("sampling")
+    if sampling is None:
+        return system, None
+    try:
+        return system, SamplingParams.from_dict(_mapping(sampling, f"{path}.sampling"))
+    except (TypeError, InvalidArgumentError) as error:
+        raise HistoryFormatError(f"{path}.sampling", str(error)) from None
 
 
 def _load_messages(history: History, data: Mapping[str, Any], path: str) -> None:

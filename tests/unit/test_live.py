@@ -233,7 +233,16 @@ def test_two_front_ends_of_one_notebook_hold_the_same() -> None:
     assert not kernel.documents.insert_cell("session of first", "elsewhere", "x")
 
 
-@pytest.mark.parametrize("damage", [{"schema": 1}, 3, {"schema": 1, "sessions": {"default": {"branches": []}}}])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"schema": 1},
+        3,
+        {"schema": 1, "sessions": {"default": {"branches": []}}},
+        {"schema": 1, "sessions": {"default": {**session("one"), "sampling": {"temperature": "hot"}}}},
+        {"schema": 1, "sessions": {"default": {**session("one"), "system": 5}}},
+    ],
+)
 def test_what_is_damaged_is_set_aside_and_said_once(damage: Any) -> None:
     kernel, front_end = Kernel(), FrontEnd({KEY: damage})
     kernel.documents.receive(front_end.document())

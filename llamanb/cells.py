@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Container
 
 from llamanb.history import BranchRecord, CellEntry, Exchange, History
 
 __all__ = ["CellRun"]
-
-_NOWHERE = BranchRecord("")
 
 
 class CellRun:
@@ -150,23 +148,26 @@ class CellRun:
 
     def _dropped(self, branch: str) -> set[str]:
         """The cells below what is no longer on a branch that was rewound to where the cell's exchange had been."""
-        if branch not in self.history.branches or self._before.get(branch, _NOWHERE).tip not in self.history.messages:
+        if branch not in self._before or branch not in self.history.branches:
             return set()
         kept = {message.id for message in self.history.ancestors(self.history.tip(branch))}
-        gone = itertools.takewhile(lambda m: m.id not in kept, self.history.ancestors(self._before[branch].tip))
-        *_, first = [None, *gone]
-        return self.history.cells_below(first.id) if first is not None else set()
+        first = self._first_gone(self._before[branch].tip, kept)
+        return set() if first is None else self.history.cells_below(first)
 
     def _left_behind(self, former: CellEntry) -> set[str]:
         """The cells below the first message that was replaced; where none was, below the last one."""
         if former.last not in self.history.messages:  # pruned in the same run
             return set()
         kept = {message.id for e in self.made for message in self.history.ancestors(e.last)}
-        replaced = former.last
-        for message in self.history.ancestors(former.last):
+        above = self.history.messages[former.first].parent
+        first = self._first_gone(former.last, kept | ({above} if above is not None else set()))
+        return self.history.cells_below(former.last if first is None else first)
+
+    def _first_gone(self, tip: str | None, kept: Container[str]) -> str | None:
+        """The message nearest to the root, on the way up from `tip` to the first one that is kept; none once pruned."""
+        gone = None
+        for message in self.history.ancestors(tip if tip in self.history.messages else None):
             if message.id in kept:
                 break
-            replaced = message.id
-            if message.id == former.first:
-                break
-        return self.history.cells_below(replaced)
+            gone = message.id
+        return gone

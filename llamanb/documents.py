@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from llamanb.persistence.live import LiveDocument, Sessions
@@ -36,6 +36,8 @@ class Documents:
         self._first = threading.Event()
         self._n_requests = 0
         self._stale: list[str] = []
+        self._told: set[str] = set()
+        self._removed: set[str] = set()  # cells that some document held, and then no longer
 
     # -- connecting ---------------------------------------------------------------------------------------------
 
@@ -57,9 +59,10 @@ class Documents:
             if kind == "document":
                 document = self._open.setdefault(client, LiveDocument(client))
                 document.arrive(message)
+                self._note_cells(document, message["cells"])
                 self._mark(document)
             elif client in self._open and kind == "cells":
-                self._open[client].cells = [str(cell) for cell in message["cells"]]
+                self._note_cells(self._open[client], message["cells"])
             elif client in self._open and kind == "done":
                 self._open[client].confirm(int(message["request"]))
         if kind == "document":
@@ -68,8 +71,8 @@ class Documents:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a document that can be written to."""
-        return any(document.writable for document in self._open.values())
+        """Whether there is a document that takes what is written to it."""
+        return any(document.takes_writes for document in self._open.values())
 
     def of(self, session: str | None) -> LiveDocument | None:
         """Return the document in the front end that sent a request, or else the one that came last."""
@@ -77,6 +80,25 @@ class Documents:
             documents = list(self._open.values())[::-1]
             same = [document for document in documents if session is not None and document.session == session]
             return next(iter([*same, *documents]), None)
+
+    def deleted(self, session: str | None, cells: Iterable[str]) -> list[str]:
+        """Return those cells that were deleted, as the document knows in the front end that sent a request.
+
+        One that is in another open document, and was not removed from any, is only not in this one: two tabs without
+        collaboration each have their own, and two notebooks may share a kernel.
+        """
+        document = self.of(session)
+        if document is None:
+            return []
+        with self._lock:
+            elsewhere = {cell for other in self._open.values() for cell in other.cells} - self._removed
+            return [cell for cell in cells if cell not in document.cells and cell not in elsewhere]
+
+    def _note_cells(self, document: LiveDocument, cells: Iterable[str]) -> None:
+        now = [str(cell) for cell in cells]
+        self._removed |= set(document.cells) - set(now)
+        self._removed -= set(now) - set(document.cells)
+        document.cells = now
 
     # -- the conversations --------------------------------------------------------------------------------------
 
@@ -98,11 +120,9 @@ class Documents:
                 merged = document.merge(ours, restored)
                 if merged is not None:
                     ours, changed = merged, True
-                    if document.problem is not None:
+                    if document.problem is not None and document.problem not in self._told:
+                        self._told.add(document.problem)
                         self._send(document, "notice", text=document.problem)
-                    if not document.writable:
-                        text = "This notebook is read-only: what is said here is lost when it is closed."
-                        self._send(document, "notice", text=text)
         return ours if changed else None
 
     def publish(self, sessions: Sessions, *, strip: bool) -> None:
@@ -156,9 +176,3 @@ class Documents:
         with self._lock:
             self._n_requests += 1
             self._bridge.send({"kind": kind, "id": self._n_requests, "client": document.client, **content})
-
-
-def order_differs(before: Sequence[str], cell: str, cells: Sequence[str]) -> bool:
-    """Whether a cell answers after some that stand below it in the document."""
-    places = {id: index for index, id in enumerate(cells)}
-    return cell in places and any(places.get(other, -1) > places[cell] for other in before)

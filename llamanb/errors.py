@@ -41,7 +41,6 @@ __all__ = [
     "SessionClosedError",
     "TemplateError",
     "ToolError",
-    "sentence",
 ]
 
 
@@ -142,9 +141,3 @@ class SchemaVersionError(LlamanbError):
 
 class ToolError(LlamanbError):
     """A tool call cannot be read or run."""
-
-
-def sentence(words: object) -> str:
-    """Return what another library says as the end of a sentence: on one line, with one full stop."""
-    text = " ".join(str(words).split())
-    return text if text.endswith((".", "!", "?", "…")) else f"{text}."

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llamanb.errors import BranchError, MessageNotFoundError
 from llamanb.messages import Content, Message, preview
+from llamanb.wording import quoted
 
-__all__ = ["BranchRecord", "CellEntry", "Exchange", "History", "Reference", "check_branch_name", "quoted"]
+__all__ = ["BranchRecord", "CellEntry", "Exchange", "History", "Reference", "check_branch_name", "moved_entries"]
 
 MAIN = "main"
-_PLAIN_WORD = re.compile(r"[\w.:/+=@%-]+")
 Reference = str | int
 """A place in the tree: a message's id (or the start of one), an index into a path, or a branch's name."""
 
@@ -414,9 +412,7 @@ class History:
     def move_entries(self, branch: str, old: str | None, last: str) -> None:
         """Let the entries on a branch that end at `old` end at `last`, which stands for it."""
         for cell, entries in self.cells.items():
-            self.cells[cell] = [
-                replace(entry, last=last) if (entry.branch, entry.last) == (branch, old) else entry for entry in entries
-            ]
+            self.cells[cell] = moved_entries(entries, branch, old, last)
 
     def _mark_stale(self, branch: str) -> None:
         """Mark the cells whose exchange is no longer on a branch as stale, and those where it is again as not."""
@@ -559,9 +555,9 @@ def check_branch_name(name: object) -> None:
         raise BranchError(f"{name!r} cannot be a branch's name: --at would read it as an index.")
 
 
-def quoted(name: str) -> str:
-    """Return a name as it is written in a magic's line: in quotes where it would not be read as one word."""
-    return name if _PLAIN_WORD.fullmatch(name) else shlex.quote(name)
+def moved_entries(entries: Iterable[CellEntry], branch: str, old: str | None, last: str) -> list[CellEntry]:
+    """Return entries of which those on a branch that end at `old` end at `last`."""
+    return [replace(e, last=last) if (e.branch, e.last) == (branch, old) else e for e in entries]
 
 
 def _is_index(text: str) -> bool:

@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 import rfc8785
 
-from llamanb.errors import HistoryFormatError, InvalidArgumentError, ToolError, sentence
+from llamanb.errors import HistoryFormatError, InvalidArgumentError, ToolError
+from llamanb.wording import sentence
 
 __all__ = [
     "ROLES",

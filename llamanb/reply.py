@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamanb.engine.base import Generation, GenerationResult
-from llamanb.errors import DecodeError, InvalidArgumentError, LlamanbError, sentence
+from llamanb.errors import DecodeError, InvalidArgumentError, LlamanbError
 from llamanb.messages import Chunk, FinishReason, Message, ToolCall, Usage
 from llamanb.rendering import answer_markdown
+from llamanb.wording import sentence
 
 __all__ = ["AsyncReplyStream", "Reply", "ReplyGroup", "ReplyStream", "finished"]
 

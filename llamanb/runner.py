@@ -20,7 +20,7 @@ from jupyter_client.kernelspec import NoSuchKernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-from llamanb.errors import HistoryFormatError, InvalidArgumentError, LlamanbError, sentence
+from llamanb.errors import HistoryFormatError, InvalidArgumentError, LlamanbError
 from llamanb.persistence.notebook import (
     DAMAGED,
     KEY,
@@ -32,6 +32,7 @@ from llamanb.persistence.notebook import (
 )
 from llamanb.persistence.schema import Document, load_history
 from llamanb.rendering import tree_text
+from llamanb.wording import sentence
 
 __all__ = ["RunFailedError", "run"]
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from llamanb.cells import CellRun
-from llamanb.documents import Documents, order_differs
+from llamanb.documents import Documents
 from llamanb.engine.base import Engine
 from llamanb.errors import InvalidArgumentError
 from llamanb.history import History
 from llamanb.models import resolve
-from llamanb.persistence.live import Sessions
-from llamanb.persistence.notebook import EMPTY, restored_sessions
+from llamanb.persistence.live import Sessions, merged_sessions
+from llamanb.persistence.notebook import restored_sessions
 from llamanb.persistence.patch import same
-from llamanb.persistence.schema import CELL_ID, load_history, merge_sessions
+from llamanb.persistence.schema import CELL_ID, load_history
 from llamanb.session import ChatSession
 from llamanb.settings import ChatConfig
 
@@ -104,10 +104,11 @@ class Runtime:
         return [*self.sessions, *self._stored]
 
     def forget(self, session: ChatSession) -> None:
-        """Drop a session in which nothing was said."""
-        name = self.name_of(session)
-        del self.sessions[name]
-        self._runs.pop(name, None)
+        """Drop a session, if nothing was said in it."""
+        if not _says_something(session.to_dict(shared=True)):
+            name = self.name_of(session)
+            del self.sessions[name]
+            self._runs.pop(name, None)
 
     def name_of(self, session: ChatSession) -> str:
         """Return the name that a session has here."""
@@ -120,7 +121,7 @@ class Runtime:
         if name in self.sessions and self.sessions[name] is not session:
             there = self.sessions[name].history
         if there is not None and there.messages and not replace:
-            if any(message.role != "system" for message in session.history.messages.values()):
+            if _says_something(session.to_dict(shared=True)):
                 raise InvalidArgumentError(
                     f"There is a session {name!r} with {len(there.messages)} messages already, and the new one "
                     "has messages too. Use another name, or replace=True to put the new one in its place."
@@ -164,9 +165,8 @@ class Runtime:
             if run.answered:
                 self._say_if_out_of_order(run)
         if left_behind:
-            self._notify(
-                f"{_counted(len(left_behind), 'later cell')} answer to something that is gone: run them again."
-            )
+            cells, them = ("A later cell answers", "it") if len(left_behind) == 1 else ("Later cells answer", "them")
+            self._notify(f"{cells} to something that is gone: run {them} again.")
         self._runs = {}
         self._request = None
 
@@ -216,12 +216,14 @@ class Runtime:
     def _merge(self) -> None:
         if not self.documents.have_news:
             return
-        ours = self._all()
-        merged = self.documents.merge(ours, self._restored)
-        for name, stored in (merged or {}).items():
+        self._take_over(self.documents.merge(self._all(), self._restored) or {})
+
+    def _take_over(self, sessions: Sessions) -> None:
+        """Go on with other versions of the sessions that are here, and with more of them."""
+        for name, stored in sessions.items():
             if name not in self.sessions:
                 self._stored[name] = stored
-            elif not same(stored, ours.get(name)):
+            elif not same(stored, self.sessions[name].to_dict(shared=True)):
                 self.sessions[name].take_over(stored)
 
     def take_in(self, sessions: Sessions) -> dict[str, History]:
@@ -229,19 +231,14 @@ class Runtime:
 
         Its cells are not this notebook's: what they own, and the branches that they made, nobody owns here.
         """
-        taken = {}
+        free = {}
         for name, stored in sessions.items():
             branches = [{k: v for k, v in b.items() if k not in ("made_by", "at")} for b in stored["branches"]]
-            free = {**stored, "cells": {}, "remade": {}, "branches": branches}
-            if name in self.sessions:
-                session = self.sessions[name]
-                is_empty = all(message.role == "system" for message in session.history.messages.values())
-                session.take_over(free if is_empty else merge_sessions(EMPTY, session.to_dict(), free))
-                taken[name] = session.history
-            else:
-                self._stored[name] = merge_sessions(EMPTY, self._stored.get(name, EMPTY), free)
-                taken[name] = load_history(self._stored[name])
-        return taken
+            free[name] = {**stored, "cells": {}, "remade": {}, "branches": branches}
+        said = {name: stored for name, stored in self._all().items() if _says_something(stored)}
+        merged = merged_sessions({}, said, free)
+        self._take_over(merged)
+        return {name: load_history(merged[name]) for name in sessions}
 
     def publish(self) -> None:
         """Write what changed into the open documents."""
@@ -251,20 +248,16 @@ class Runtime:
         self._say_if_large(kept)
 
     def _all(self) -> Sessions:
-        return {**self._stored, **{name: session._stored(shared=True) for name, session in self.sessions.items()}}
+        return {**self._stored, **{name: session.to_dict(shared=True) for name, session in self.sessions.items()}}
 
     def _kept(self) -> Sessions:
-        """What is to be kept: sessions in which something was said."""
+        """What is to be kept in the file."""
         return self._all() if self.settings.persist else {}
 
     def _take_off_deleted(self, request: Request) -> None:
         """Take the exchanges of cells that the document no longer holds off their branches."""
-        document = self.documents.of(request.session)
-        if document is None:
-            return
-        there = {*document.cells, request.cell}
         for session in self.sessions.values():
-            deleted = [cell for cell in session.history.cells if cell not in there and CELL_ID.fullmatch(cell)]
+            deleted = self.documents.deleted(request.session, session.history.cells.keys() - {request.cell})
             if sum(session.history.take_off(cell) for cell in deleted):
                 cells = "a deleted cell" if len(deleted) == 1 else f"{len(deleted)} deleted cells"
                 self._notify(
@@ -284,7 +277,7 @@ class Runtime:
         document = self.documents.of(self._request.session if self._request else None)
         if document is None or run.cell is None or not run.made or run.cell in self._said:
             return
-        if order_differs(run.cells_before(), run.cell, document.cells):
+        if document.order_differs(run.cells_before(), run.cell):
             self._said.add(run.cell)
             self._notify("This cell goes on from cells that stand below it: the order is that of running them.")
 
@@ -296,17 +289,16 @@ class Runtime:
         if n_text + 200 * n_messages < _LARGE_BYTES // 2 or (size := len(json.dumps(kept))) < _LARGE_BYTES:
             return
         self._said.add("large")
-        gone = [
-            m.stored for s in self.sessions.values() for m in map(s.history.messages.get, s.history.unreachable()) if m
-        ]
+        histories = [session.history for session in self.sessions.values()]
+        gone = [history.messages[id].stored for history in histories for id in history.unreachable()]
         self._notify(
             f"The conversations in this notebook take {size / 1e6:.1f} MB; %chat_prune would free "
             f"{len(json.dumps(gone)) / 1e6:.1f} MB of that."
         )
 
 
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
+def _says_something(stored: Mapping[str, Any]) -> bool:
+    return any(message["role"] != "system" for message in stored["messages"].values())
 
 
 _runtime: Runtime | None = None

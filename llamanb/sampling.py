@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from llamanb.errors import InvalidArgumentError, sentence
+from llamanb.errors import InvalidArgumentError
+from llamanb.wording import sentence
 
 __all__ = ["MAX_SEED", "SamplingParams", "derive_seed"]
 

@@ -332,11 +332,11 @@ class ChatSession(_Conversation):
 
     # -- storing ------------------------------------------------------------------------------------------------
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the session as JSON values: the form that a notebook stores."""
-        return self._stored(shared=False)
+    def to_dict(self, *, shared: bool = False) -> dict[str, Any]:
+        """Return the session as JSON values: the form that a notebook stores.
 
-    def _stored(self, *, shared: bool) -> dict[str, Any]:
+        With `shared`, its messages are what all such forms share, quick to make and not to be changed.
+        """
         with self._lock:
             return {
                 **dump_history(self.history, shared=shared),

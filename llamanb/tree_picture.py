@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from llamanb.history import History
 from llamanb.messages import Message, preview
 from llamanb.tree_rows import Row, TreeRows
+from llamanb.wording import counted
 
 __all__ = ["tree_svg"]
 
@@ -229,7 +230,7 @@ class _Picture:
         left = EDGE + 6 + INDENT
         sayings: list[tuple[str, list[str]]] = []
         if self.tree.left_out:
-            sayings.append((f"… {_count(self.tree.left_out, 'message')} that no branch leads to", []))
+            sayings.append((f"… {counted(self.tree.left_out, 'message')} that no branch leads to", []))
         empty = [record.name for record in self.history.branches.values() if record.tip is None]
         if empty:
             sayings.append(("No messages yet", empty))
@@ -276,7 +277,7 @@ def _lines(row: Row) -> list[tuple[str, str]]:
     first, *rest = row.messages
     if row.folded:
         asked = sum(message.role == "user" for message in row.messages)
-        inside = _count(asked, "exchange") if first.role == "user" else _count(len(row.messages), "message")
+        inside = counted(asked, "exchange") if first.role == "user" else counted(len(row.messages), "message")
         return [("fold", f"… {inside}")]
     style = "" if first.role == "user" else "answer"
     return [(style, _said([first]))] + ([("answer", _said(rest))] if rest else [])
@@ -293,14 +294,10 @@ def _said(messages: list[Message]) -> str:
 
 
 def _summary(history: History) -> str:
-    said = f"{_count(len(history.messages), 'message')} on {_count(len(history.branches), 'branch', 'branches')}; "
+    said = f"{counted(len(history.messages), 'message')} on {counted(len(history.branches), 'branch', 'branches')}; "
     said += f"the active branch is {history.active}."
     lost = len(history.unreachable())
-    return _clean(said + (f" No branch leads to {_count(lost, 'message')}." if lost else ""))
-
-
-def _count(number: int, one: str, several: str = "") -> str:
-    return f"{number} {one if number == 1 else several or one + 's'}"
+    return _clean(said + (f" No branch leads to {counted(lost, 'message')}." if lost else ""))
 
 
 # -- text -------------------------------------------------------------------------------------------------------

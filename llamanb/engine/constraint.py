@@ -9,7 +9,8 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from llamanb.errors import DecodeError, InvalidArgumentError, sentence
+from llamanb.errors import DecodeError, InvalidArgumentError
+from llamanb.wording import sentence
 
 __all__ = ["Constraint", "SchemaConstraint", "check_schema"]
 

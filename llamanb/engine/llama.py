@@ -40,11 +40,11 @@ from llamanb.errors import (
     InvalidArgumentError,
     ModelLoadError,
     TemplateError,
-    sentence,
 )
 from llamanb.messages import Message
 from llamanb.models import check_header, fingerprint, resolve
 from llamanb.sampling import MAX_SEED, SamplingParams
+from llamanb.wording import sentence
 
 __all__ = ["LlamaCppEngine"]
 

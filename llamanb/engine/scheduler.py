@@ -13,9 +13,10 @@ from typing import Any, Protocol
 from llamanb.engine.base import Clock, Generation, GenerationRequest, GenerationResult
 from llamanb.engine.cache import CacheBook, Compact, Drop, Park, Placement, Restore, Share, Step, Trim, common_prefix
 from llamanb.engine.parsing import TextAssembler
-from llamanb.errors import DecodeError, LlamanbError, SessionClosedError, sentence
+from llamanb.errors import DecodeError, LlamanbError, SessionClosedError
 from llamanb.messages import Chunk, FinishReason
 from llamanb.sampling import SamplingParams
+from llamanb.wording import sentence
 
 __all__ = ["Device", "Outcome", "Row", "Sampler", "Scheduler"]
 

@@ -16,8 +16,9 @@ import jinja2
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from llamanb.errors import TemplateError, ToolError, sentence
+from llamanb.errors import TemplateError, ToolError
 from llamanb.messages import Message
+from llamanb.wording import sentence
 
 __all__ = ["CHATML", "ChatTemplate"]
 

@@ -197,8 +197,8 @@ _LINE_MAGICS: dict[str, tuple[str, ...]] = {
 _FLAGS = ("--all", "-y/--yes", "--default")
 
 
-def raw_words(line: str) -> list[str]:
-    """Split a line at spaces outside of quotes and brackets, and leave both where they are.
+def raw_words(line: str, *, brackets: bool = False) -> list[str]:
+    """Split a line at spaces outside of quotes, and with `brackets` of brackets, and leave them where they are.
 
     The last word is what stands after the last of these spaces, which may be nothing.
     """
@@ -208,10 +208,8 @@ def raw_words(line: str) -> list[str]:
             quote = "" if character == quote else quote
         elif character in "\"'":
             quote = character
-        elif character in "[({":
-            depth += 1
-        elif character in "])}":
-            depth -= 1
+        elif brackets and character in "[](){}":
+            depth += 1 if character in "[({" else -1
         elif character.isspace() and depth <= 0:
             words.append(line[start:index])
             start = index + 1

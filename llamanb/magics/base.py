@@ -9,12 +9,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics
 
 from llamanb.errors import InvalidArgumentError
-from llamanb.history import quoted
 from llamanb.magics.arguments import line_parser
 from llamanb.magics.chat import current_request
 from llamanb.magics.display import Displays
 from llamanb.runtime import Runtime
 from llamanb.session import ChatSession
+from llamanb.wording import quoted
 
 __all__ = ["ChatCommands"]
 

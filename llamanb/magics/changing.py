@@ -20,6 +20,7 @@ from llamanb.persistence.notebook import exchange_metadata, fold_outputs, read_d
 from llamanb.reply import Reply
 from llamanb.session import ChatSession
 from llamanb.settings import ChatConfig
+from llamanb.wording import counted
 
 __all__ = ["ChangeMagics"]
 
@@ -148,9 +149,9 @@ class ChangeMagics(ChatCommands):
         if not document.sessions:
             raise InvalidArgumentError(f"%chat_load: there is no conversation in {str(path)!r}.")
         for name, history in self.runtime.take_in(document.sessions).items():
-            branches = f"{len(history.branches)} branch{'' if len(history.branches) == 1 else 'es'}"
+            branches = counted(len(history.branches), "branch", "branches")
             listed = ", ".join(history.branches)
-            print(f"Session {name!r} has {_counted(len(history.messages), 'message')} on {branches} now: {listed}.")
+            print(f"Session {name!r} has {counted(len(history.messages), 'message')} on {branches} now: {listed}.")
 
     @line_magic
     @no_var_expand
@@ -165,7 +166,7 @@ class ChangeMagics(ChatCommands):
 
           Example:   %chat_config temperature=0.2 max_tokens=200
         """
-        arguments = line_parser("chat_config").parse_line([word for word in raw_words(line) if word])
+        arguments = line_parser("chat_config").parse_line([word for word in raw_words(line, brackets=True) if word])
         settings = self.runtime.settings
         pairs = [word.partition("=") for word in arguments.setting]
         if any(word.startswith("=") or word.endswith("=") for word in arguments.setting):
@@ -192,7 +193,7 @@ class ChangeMagics(ChatCommands):
 
     def _remove(self, session: ChatSession, ids: list[str], act: Callable[[], Any], all_: str, *, yes: bool) -> None:
         """Remove messages for good, after asking, and draw the outputs that show them anew, without them."""
-        if not self.confirmed(f"Remove {all_}{_counted(len(ids), 'message')} for good?", yes=yes):
+        if not self.confirmed(f"Remove {all_}{counted(len(ids), 'message')} for good?", yes=yes):
             print("Nothing was removed.")
             return
         gone = set(ids)
@@ -207,7 +208,7 @@ class ChangeMagics(ChatCommands):
         for shown in self.displays.holding(name, gone):
             shown.remove(gone, metadata)
         self.runtime.documents.clear_outputs(emptied)  # those that earlier kernels made too
-        print(f"Removed {_counted(len(ids), 'message')}.")
+        print(f"Removed {counted(len(ids), 'message')}.")
 
 
 def _check_setting(name: str, names: list[str]) -> None:
@@ -221,10 +222,6 @@ def _whole(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise InvalidArgumentError(f"%chat_rewind: {text!r} is not a number of exchanges.")
     return int(text)
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def _where(history: History, branch: str) -> str:

@@ -48,6 +48,7 @@ def ask(shell: InteractiveShell, runtime: Runtime, displays: Displays, line: str
     _check_out(arguments.out, parser.prog)
 
     request = current_request(shell)
+    runtime.meet()
     is_new = arguments.session is not None and arguments.session not in runtime.names
     session = runtime.session(arguments.session, arguments.model)
     if arguments.model is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from IPython.core.magic import line_cell_magic, line_magic, magics_class, no_var_expand
 
-from llamanb.history import History, quoted
+from llamanb.history import History
 from llamanb.magics.arguments import CHAT_HELP
 from llamanb.magics.base import ChatCommands
 from llamanb.magics.chat import ask, current_request
@@ -17,6 +17,7 @@ from llamanb.messages import preview
 from llamanb.rendering import transcript_markdown, tree_text
 from llamanb.session import ChatSession
 from llamanb.tree_picture import tree_svg
+from llamanb.wording import quoted
 
 __all__ = ["ChatMagics"]
 

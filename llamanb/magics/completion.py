@@ -12,9 +12,9 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 
-from llamanb.history import quoted
 from llamanb.magics.arguments import Kind, MagicParser, chat_parser, line_names, line_parser, raw_words
 from llamanb.runtime import Runtime
+from llamanb.wording import quoted
 
 __all__ = ["MATCHER", "Place", "matcher", "place"]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import collections
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llamanb.errors import HistoryFormatError, SchemaVersionError
@@ -14,6 +15,12 @@ __all__ = ["LiveDocument", "Sessions", "merged_sessions"]
 
 Sessions = dict[str, dict[str, Any]]
 """Sessions by name, in the form of `llamanb.ChatSession.to_dict`."""
+
+
+_N_UNANSWERED = 20
+"""Changes that are remembered until they are answered; a front end that is gone never does."""
+
+_READ_ONLY = "This notebook is read-only: what is said here is lost when it is closed."
 
 
 class LiveDocument:
@@ -33,31 +40,39 @@ class LiveDocument:
         self.session: str | None = None
         """The front end's part in the headers of its execute requests."""
         self.cells: list[str] = []
-        self.writable = True
         self.stripped = False
-        self.revision = -1
+        self.revision = -1  # of what was merged last; what has arrived since is not written over
         self.problem: str | None = None
         """What is wrong with what it holds, as a sentence; said once."""
-        self._read_only = False
+        self._writable = True
+        self._is_newer = False
         self._content: dict[str, Any] = {}  # as the front end holds it once it has carried out what was sent
         self._set_aside: dict[str, Any] = {}  # as it came, with what is damaged out of the way
         self._agreed: Sessions | None = None  # the last version that both had
-        self._sent: list[tuple[int, dict[str, Any]]] = []
-        self._arrived: dict[str, Any] | None = None
+        self._sent = collections.deque[tuple[int, dict[str, Any]]](maxlen=_N_UNANSWERED)
+        self._arrived: tuple[int, dict[str, Any]] | None = None
 
     def arrive(self, report: Mapping[str, Any]) -> None:
         """Take what the front end says of its document; it is merged when the kernel comes to it.
 
         It says it again until it is answered; what comes under the same revision is older than what was written since.
         """
-        if int(report["revision"]) == self.revision:
+        revision = int(report["revision"])
+        if revision <= (self.revision if self._arrived is None else self._arrived[0]):
             return
-        self.cells = [str(cell) for cell in report["cells"]]
         self.session = report.get("session")
-        self.writable = bool(report.get("writable", True))
-        self.revision = int(report["revision"])
-        self._sent = []
-        self._arrived = dict(report["content"])
+        self._writable = bool(report.get("writable", True))
+        self._arrived = revision, dict(report["content"])
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether what is written there comes into the file."""
+        return self._writable and not self._is_newer
+
+    def order_differs(self, before: Iterable[str], cell: str) -> bool:
+        """Whether a cell goes on from some that stand below it."""
+        places = {id: index for index, id in enumerate(self.cells)}
+        return cell in places and any(places.get(other, -1) > places[cell] for other in before)
 
     @property
     def has_arrived(self) -> bool:
@@ -67,7 +82,7 @@ class LiveDocument:
     def confirm(self, request: int) -> None:
         """Take note that a change was carried out, and all those before it."""
         while self._sent and self._sent[0][0] <= request:
-            self._agreed = _sessions(self._sent.pop(0)[1])
+            self._agreed = _sessions(self._sent.popleft()[1])
 
     def merge(self, ours: Sessions, restored: Sessions) -> Sessions | None:
         """Return the kernel's sessions with what has arrived; ``None`` where nothing has.
@@ -81,16 +96,17 @@ class LiveDocument:
         """
         if self._arrived is None:
             return None
-        content, self._arrived = self._arrived, None
+        (self.revision, content), self._arrived = self._arrived, None
         self._content = content
-        self._read_only = False
-        self.problem = None
+        self._sent.clear()
+        self._is_newer = False
+        self.problem = None if self._writable else _READ_ONLY
         theirs: Sessions = {}
         self._set_aside = dict(content)
         try:
             theirs = read_document(self._set_aside).sessions
         except SchemaVersionError as error:
-            self._read_only = True
+            self._is_newer = True
             self.problem = str(error)
         except HistoryFormatError as error:
             self.problem = f"The conversation in this notebook is damaged and is kept aside in its metadata: {error}."
@@ -100,7 +116,7 @@ class LiveDocument:
 
     def changes(self, request: int, sessions: Sessions) -> list[dict[str, Any]]:
         """Return the patch that makes the document hold these sessions, and count it as sent."""
-        if self._read_only or self.revision < 0:
+        if self._is_newer or self._arrived is not None or self.revision < 0:
             return []
         wanted = dict(self._set_aside)
         if sessions:

@@ -6,12 +6,11 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamanb.errors import HistoryFormatError, InvalidArgumentError, LlamanbError, SchemaVersionError
-from llamanb.history import CellEntry, Exchange, History
+from llamanb.history import CellEntry, Exchange, History, moved_entries
 from llamanb.messages import Message
 from llamanb.persistence.schema import Document, dump_history, load_history
 
@@ -192,8 +191,6 @@ def fold_outputs(notebook: Mapping[str, Any], document: Document, *, complete: b
                 except (LlamanbError, ValueError, KeyError, TypeError, AttributeError):
                     continue
         for name, entries in made.items():
-            if not entries:
-                continue
             history = load_history(document.sessions[name])
             history.cells[cell["id"]] = entries
             document.sessions[name] = dump_history(history)
@@ -213,10 +210,8 @@ def _fold(document: Document, carried: Any, cell: str, made: dict[str, list[Cell
             history.set_tip(branch, last.id)
         history.move_entries(branch, carried["replaces"], last.id)
         history.remade[cell] = last.id
-        made[name] = [
-            replace(e, last=last.id) if (e.branch, e.last) == (branch, carried["replaces"]) else e
-            for e in made.get(name, ())
-        ]
+        if name in made:
+            made[name] = moved_entries(made[name], branch, carried["replaces"], last.id)
         document.sessions[name] = _checked(history)
         return
     first = history.messages[carried["first"]]

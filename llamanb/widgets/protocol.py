@@ -10,7 +10,7 @@ __all__ = ["BRIDGE_REPORTS", "BRIDGE_REQUESTS"]
 
 BRIDGE_REQUESTS = {
     "write": "change the document's metadata by a JSON Patch, over the revision that it was made for",
-    "insert": "insert a code cell with this source below another one, unless one that begins like it is there",
+    "insert": "insert a code cell below another one, unless there is one with the same first line",
     "strip": "take what outputs carry of conversations out of them, and all outputs of some cells",
     "mark": "mark these cells, and no others, as answering to something that is gone",
     "notice": "show a person a sentence",

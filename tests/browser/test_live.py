@@ -212,7 +212,7 @@ def test_running_again_in_the_middle_marks_what_is_left_behind(notebook: Open, f
     notebook.retype(1, "%%chat\nfirst")
     notebook.run(1)
     notebook.shows(1, "So: first")
-    notebook.notice("2 later cells answer to something that is gone: run them again.")
+    notebook.notice("Later cells answer to something that is gone: run them again.")
     for index in (2, 3):
         expect(notebook.cell(index).locator(".jp-OutputArea-child")).to_have_css("opacity", "0.55")
     expect(notebook.cell(1).locator(".jp-OutputArea-child")).to_have_css("opacity", "1")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamanb.documents import Documents, order_differs
+from llamanb.documents import Documents
 from llamanb.history import CellEntry, History
 from llamanb.persistence.live import LiveDocument, merged_sessions
 from llamanb.persistence.notebook import DAMAGED, KEY
@@ -180,6 +180,53 @@ def test_what_another_writes_in_between_is_merged_and_nothing_is_lost() -> None:
     assert texts(kernel.sessions["default"], "main@2") == ["one", "two", "more"]
 
 
+def test_what_arrives_just_before_a_write_is_not_written_over() -> None:
+    stored = {"default": session("one")}
+    kernel, front_end = Kernel(stored), FrontEnd({KEY: {"schema": 1, "sessions": stored}})
+    kernel.documents.receive(front_end.document())
+    kernel.settle()
+    kernel.sessions = {"default": session("one", "two")}
+    front_end.changed_by_another({KEY: {"schema": 1, "sessions": {"default": session("one", "three")}}})
+    kernel.documents.receive(front_end.document())
+    kernel.documents.publish(kernel.sessions, strip=False)  # between two merges
+    kernel.deliver(front_end)
+    assert texts(front_end.content[KEY]["sessions"]["default"]) == ["one", "three"]
+    kernel.settle()
+    kernel.deliver(front_end)
+    assert front_end.content[KEY]["sessions"] == kernel.sessions
+    assert texts(kernel.sessions["default"], "main@2") == ["one", "two"]
+
+
+def test_a_front_end_that_is_gone_takes_no_more_and_more_memory() -> None:
+    kernel, front_end = Kernel(), FrontEnd()
+    kernel.documents.receive(front_end.document())
+    kernel.settle()
+    for number in range(50):
+        kernel.sessions = {"default": session(*map(str, range(number)))}
+        kernel.settle()
+    (document,) = kernel.documents._open.values()
+    assert len(document._sent) <= 20
+    kernel.deliver(front_end)
+    assert front_end.content[KEY]["sessions"] == kernel.sessions
+    assert not document._sent
+
+
+def test_only_what_was_deleted_counts_as_deleted() -> None:
+    kernel, first, second = Kernel(), FrontEnd(client="first"), FrontEnd(client="second")
+    deleted = kernel.documents.deleted
+    assert deleted("session of first", ["cell-0"]) == []  # no document is known
+    kernel.documents.receive(first.document())
+    assert deleted("session of first", ["cell-0", "gone"]) == ["gone"]
+    second.cells = ["other-0"]
+    kernel.documents.receive(second.document())
+    assert deleted("session of second", ["cell-0", "other-0"]) == []
+    kernel.documents.receive({"kind": "cells", "id": "first", "cells": ["cell-1", "cell-2"]})
+    assert deleted("session of second", ["cell-0", "other-0"]) == ["cell-0"]
+    kernel.documents.receive({"kind": "cells", "id": "first", "cells": ["cell-1", "cell-2", "cell-0"]})  # pasted
+    assert deleted("session of first", ["cell-0", "cell-1"]) == []
+    assert deleted("session of second", ["cell-0", "cell-1"]) == []
+
+
 def test_a_restart_before_a_save_loses_nothing() -> None:
     in_file, in_document = {"default": session("one")}, {"default": session("one", "two")}
     kernel, front_end = Kernel(in_file), FrontEnd({KEY: {"schema": 1, "sessions": in_document}})
@@ -304,7 +351,9 @@ def test_marks_and_notices_go_where_they_belong() -> None:
     ("before", "differs"), [([], False), (["a"], False), (["a", "c"], True), (["deleted"], False), (["b"], False)]
 )
 def test_the_order_of_running_differs_where_a_later_cell_came_before(before: list[str], differs: bool) -> None:
-    assert order_differs(before, "b", ["a", "b", "c"]) is differs
+    document = LiveDocument("client")
+    document.cells = ["a", "b", "c"]
+    assert document.order_differs(before, "b") is differs
 
 
 def test_a_live_document_that_has_said_nothing_is_not_written_to() -> None:

@@ -190,7 +190,7 @@ class Bridge {
     this.seen = JSON.stringify(this.content());
   }
 
-  /** Insert a cell below another; a cell that begins like it is there already where the kernel asks again. */
+  /** Insert a cell below another, unless one with the same first line is there: the fork's cell from an earlier run. */
   on_insert({ below, source }) {
     const first = source.split("\n")[0];
     if (this.notebook.cells.some((cell) => cell.getSource().split("\n")[0] === first)) return;

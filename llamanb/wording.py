@@ -1,0 +1,26 @@
+"""How names, numbers and other libraries' words are written in a sentence for a person."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+__all__ = ["counted", "quoted", "sentence"]
+
+_PLAIN_WORD = re.compile(r"[\w.:/+=@%-]+")
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """Return a number with what it counts; `several` where that is not `one` with an s."""
+    return f"{number} {one if number == 1 else several or one + 's'}"
+
+
+def quoted(name: str) -> str:
+    """Return a name as it is written in a magic's line: in quotes where it would not be read as one word."""
+    return name if _PLAIN_WORD.fullmatch(name) else shlex.quote(name)
+
+
+def sentence(words: object) -> str:
+    """Return what another library says as the end of a sentence: on one line, with one full stop."""
+    text = " ".join(str(words).split())
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."

@@ -76,8 +76,12 @@ class Open:
     def cell(self, index: int) -> Any:
         return self.page.locator(".jp-Notebook:visible .jp-Cell").nth(index)
 
-    def run(self, index: int) -> None:
-        """Run a cell; keys that are pressed too early come to nothing, and are pressed again."""
+    def run(self, *indexes: int) -> None:
+        """Run cells; keys that are pressed too early come to nothing, and are pressed again."""
+        for index in indexes:
+            self._run(index)
+
+    def _run(self, index: int) -> None:
         prompt = self.cell(index).locator(".jp-InputPrompt")
         before = prompt.inner_text()
         for _ in range(10):
@@ -143,8 +147,7 @@ def test_chat_fork_save_restart_and_go_on(notebook: Open, folder: Path) -> None:
         f"{REAL}\nAnd of Spain?",
     )
     notebook.open()
-    for index in (0, 1, 2):
-        notebook.run(index)
+    notebook.run(0, 1, 2)
     forked = notebook.page.locator(".jp-Notebook:visible .jp-Cell", has_text="%%chat --branch italy")
     expect(forked).to_have_count(1)
     expect(notebook.cell(3)).to_contain_text("%%chat --branch italy")
@@ -192,13 +195,11 @@ def test_run_all_with_many_queued_cells_and_again_after_a_restart(notebook: Open
 def test_a_restart_right_after_an_exchange_that_was_not_saved_loses_nothing(notebook: Open) -> None:
     notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo")
     notebook.open()
-    for index in (0, 1):
-        notebook.run(index)
+    notebook.run(0, 1)
     notebook.shows(1, "So: one")
     notebook.restart()
     assert "llamanb" not in json.loads(notebook.file.read_text())["metadata"]
-    for index in (0, 2):
-        notebook.run(index)
+    notebook.run(0, 2)
     notebook.shows(2, "So: two")
     notebook.saved(lambda metadata: "two" in json.dumps(metadata))
     assert notebook.said() == ["one", "two"]
@@ -229,8 +230,7 @@ def test_running_again_in_the_middle_marks_what_is_left_behind(notebook: Open, f
 def test_a_deleted_cell_takes_its_exchange_off_and_a_moved_one_does_not(notebook: Open) -> None:
     notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo", "%%chat\nthree", "%%chat\nfour")
     notebook.open()
-    for index in range(4):
-        notebook.run(index)
+    notebook.run(*range(4))
     notebook.shows(3, "So: three")
     notebook.command(1, "x")
     notebook.command(1, "v")  # cut, and pasted below the next one
@@ -247,8 +247,7 @@ def test_a_deleted_cell_takes_its_exchange_off_and_a_moved_one_does_not(notebook
 def test_another_writer_in_between_loses_nothing(notebook: Open) -> None:
     notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo")
     notebook.open()
-    for index in (0, 1):
-        notebook.run(index)
+    notebook.run(0, 1)
     notebook.shows(1, "So: one")
     other = notebook.saved()["metadata"]["llamanb"]["sessions"]["default"]
     other["branches"].append({"name": "theirs", "tip": other["branches"][0]["tip"]})
@@ -288,15 +287,85 @@ def test_the_toolbar_interrupts_a_model_that_reads(notebook: Open) -> None:
 def test_what_is_to_stay_out_of_the_file_is_taken_out(notebook: Open) -> None:
     notebook.write(SCRIPTED, "%%chat\nsecret", "%chat_config persist=off", "%%chat\nwhisper")
     notebook.open()
-    for index in (0, 1):
-        notebook.run(index)
+    notebook.run(0, 1)
     notebook.shows(1, "So: secret")
     notebook.saved()
-    for index in (2, 3):
-        notebook.run(index)
+    notebook.run(2, 3)
     notebook.shows(3, "So: whisper")
     file = notebook.saved(lambda metadata: "llamanb" not in metadata)
     assert [output.get("metadata", {}) for cell in file["cells"] for output in cell["outputs"] if "data" in output] == [
         {},
         {},
     ]
+
+
+def test_undoing_a_deletion_changes_nothing_and_a_copy_goes_on(notebook: Open) -> None:
+    notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo", "%%chat\nthree")
+    notebook.open()
+    notebook.run(0, 1, 2)
+    notebook.shows(2, "So: two")
+    cells = notebook.page.locator(".jp-Notebook:visible .jp-Cell")
+    notebook.command(1, "d", "d")
+    expect(cells).to_have_count(3)
+    notebook.page.keyboard.press("z")
+    expect(cells).to_have_count(4)
+    notebook.run(3)
+    notebook.shows(3, "So: three")
+    notebook.saved(lambda metadata: "three" in json.dumps(metadata))
+    assert notebook.said() == ["one", "two", "three"]
+    notebook.command(3, "c", "v")
+    expect(cells).to_have_count(5)
+    notebook.run(4)
+    notebook.saved(lambda metadata: len(metadata["llamanb"]["sessions"]["default"]["messages"]) == 8)
+    assert notebook.said() == ["one", "two", "three", "three"]
+
+
+def test_a_damaged_conversation_is_set_aside_in_the_file_and_said(notebook: Open, folder: Path) -> None:
+    damaged = {"schema": 1, "sessions": {"default": {"branches": 3}}}
+    notebook.write(SCRIPTED, "%%chat\none", metadata={"llamanb": damaged})
+    notebook.open()
+    notebook.run(0, 1)
+    notebook.shows(1, "So: one")
+    notebook.notice("The conversation in this notebook is damaged and is kept aside in its metadata")
+    file = notebook.saved(lambda metadata: "llamanb_damaged" in metadata)
+    assert file["metadata"]["llamanb_damaged"] == damaged
+    assert notebook.said() == ["one"]
+
+
+def test_two_tabs_on_one_notebook_hold_one_conversation(page: Page, server: str, folder: Path) -> None:
+    first = Open(page, server, folder, "lab")
+    first.write(SCRIPTED, "%%chat\none", "%%chat\ntwo", "%chat_fork side --prompt three", "%%chat\nfour")
+    first.open()
+    assert page.context.browser is not None
+    second = Open(page.context.browser.new_page(), server, folder, "lab")
+    second.url = second.url.replace("/lab/tree", "/lab/workspaces/second/tree")
+    second.open()
+    first.run(0, 1)
+    first.shows(1, "So: one")
+    second.run(2, 3)
+    expect(second.cell(4)).to_contain_text("%%chat --branch side")
+    expect(first.page.locator(".jp-Notebook:visible .jp-Cell")).to_have_count(5)  # the other one asked for the fork
+    second.run(4, 5)
+    second.shows(5, "So: four")
+    second.saved(lambda metadata: "four" in json.dumps(metadata))
+    assert second.said() == ["one", "two", "four"]
+    assert second.said("side") == ["one", "two", "three"]
+
+
+def test_a_notebook_that_is_renamed_keeps_its_conversation(page: Page, server: str, folder: Path) -> None:
+    notebook = Open(page, server, folder, "lab")
+    notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo")
+    notebook.open()
+    notebook.run(0, 1)
+    notebook.shows(1, "So: one")
+    assert notebook.said() == ["one"]
+    notebook.menu("File", "Rename Notebook…")
+    page.locator(".jp-Dialog input").fill("renamed.ipynb")
+    page.locator(".jp-Dialog .jp-mod-accept").click()
+    expect(page.locator(".jp-Dialog")).to_have_count(0)
+    notebook.file = folder / "renamed.ipynb"
+    notebook.restart()
+    notebook.run(0, 2)
+    notebook.shows(2, "So: two")
+    notebook.saved(lambda metadata: "two" in json.dumps(metadata))
+    assert notebook.said() == ["one", "two"]

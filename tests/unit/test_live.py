@@ -316,6 +316,17 @@ def test_what_a_newer_llamanb_wrote_is_left_as_it_is() -> None:
     assert front_end.content == newer
 
 
+def test_a_notebook_that_is_read_only_is_said_to_be_and_outputs_carry_what_is_said() -> None:
+    kernel, front_end = Kernel(), FrontEnd()
+    kernel.documents.receive({**front_end.document(), "writable": False})
+    kernel.settle()
+    assert "read-only" in kernel.notices()[0]
+    assert not kernel.documents.connected
+    kernel.documents.receive(front_end.document() | {"revision": 1})
+    kernel.settle()
+    assert kernel.documents.connected
+
+
 def test_a_conversation_that_is_to_stay_out_is_taken_out_with_what_outputs_carry() -> None:
     stored = {"default": session("one")}
     kernel, front_end = Kernel(stored), FrontEnd({KEY: {"schema": 1, "sessions": stored}, "llamanb_other": 1})

@@ -104,6 +104,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
     runtime = get_runtime()
     runtime.settings = ChatConfig(parent=shell)
+    runtime.current_request = lambda: current_request(shell)
     displays = Displays()
     shell.register_magics(ChatMagics(shell, runtime, displays), ChangeMagics(shell, runtime, displays))
     shell.Completer.custom_matchers.append(matcher(shell, runtime))
@@ -112,7 +113,6 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     shell.input_transformers_cleanup.append(keep_questions)
     if getattr(shell, "kernel", None) is not None:
         runtime.documents.make_bridge = _make_bridge
-        runtime.current_request = lambda: current_request(shell)
         runtime.open_document()
 
 

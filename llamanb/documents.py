@@ -38,6 +38,7 @@ class Documents:
         self._stale: list[str] = []
         self._told: set[str] = set()
         self._removed: set[str] = set()  # cells that some document held, and then no longer
+        self._moves: list[tuple[str, str]] = []
 
     # -- connecting ---------------------------------------------------------------------------------------------
 
@@ -63,10 +64,12 @@ class Documents:
                 self._mark(document)
             elif client in self._open and kind == "cells":
                 self._note_cells(self._open[client], message["cells"])
+                self._moves += [(str(cell), str(to)) for cell, to in message["moved"]]
             elif client in self._open and kind == "done":
                 self._open[client].confirm(int(message["request"]))
         if kind == "document":
             self._first.set()
+        if kind == "document" or self._moves:
             self.arrived()
 
     @property
@@ -93,6 +96,12 @@ class Documents:
         with self._lock:
             elsewhere = {cell for other in self._open.values() for cell in other.cells} - self._removed
             return [cell for cell in cells if cell not in document.cells and cell not in elsewhere]
+
+    def take_moves(self) -> list[tuple[str, str]]:
+        """Return, once, which cell has become which: the half of one that was split that still asks has a new id."""
+        with self._lock:
+            moves, self._moves = self._moves, []
+        return moves
 
     def _note_cells(self, document: LiveDocument, cells: Iterable[str]) -> None:
         now = [str(cell) for cell in cells]

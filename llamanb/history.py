@@ -389,6 +389,17 @@ class History:
         self.stale.discard(cell)
         return n_removed
 
+    def move_cell(self, cell: str, to: str) -> None:
+        """Give what a cell owns, and the branches that it made, to another one that owns nothing yet."""
+        if cell not in self.cells or to in self.cells:
+            return
+        self.cells = {to if id == cell else id: entries for id, entries in self.cells.items()}
+        self.stale = {to if id == cell else id for id in self.stale}
+        self.remade = {to if id == cell else id: answer for id, answer in self.remade.items()}
+        for name, record in self.branches.items():
+            if record.made_by == cell:
+                self.branches[name] = replace(record, made_by=to)
+
     def _follow(self, branch: str, renamed: Mapping[str, str]) -> None:
         for cell, entries in self.cells.items():
             moved = [

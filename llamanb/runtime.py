@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamanb.cells import CellRun
 from llamanb.documents import Documents
@@ -18,9 +18,12 @@ from llamanb.models import resolve
 from llamanb.persistence.live import Sessions, merged_sessions
 from llamanb.persistence.notebook import restored_sessions
 from llamanb.persistence.patch import same
-from llamanb.persistence.schema import CELL_ID, load_history
+from llamanb.persistence.schema import CELL_ID, dump_history, load_history
 from llamanb.session import ChatSession
 from llamanb.settings import ChatConfig
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import ExecutionResult
 
 __all__ = ["Request", "Runtime", "active_session", "get_runtime", "use_session"]
 
@@ -139,7 +142,7 @@ class Runtime:
     def export(self) -> str:
         """Return every session as JSON; the headless runner asks for it after each cell."""
         self.finish_request()
-        return json.dumps(self._kept())
+        return json.dumps(self._all() if self.settings.persist else {})
 
     # -- the cell that is running -------------------------------------------------------------------------------
 
@@ -198,9 +201,12 @@ class Runtime:
             self._in_cell = True
             self._merge()
 
-    def end_cell(self, *_: object) -> None:
+    def end_cell(self, result: ExecutionResult) -> None:
         """Settle what the cell did, and write it into the open documents."""
         with self._gate:
+            request = self.current_request()
+            if result.success and (self._request is None or self._request.id != request.id):
+                self._take_off_silent(request)
             self.finish_request()
             self._merge()
             self.publish()
@@ -214,6 +220,7 @@ class Runtime:
                 self.publish()
 
     def _merge(self) -> None:
+        self._move_cells()
         if not self.documents.have_news:
             return
         self._take_over(self.documents.merge(self._all(), self._restored) or {})
@@ -234,7 +241,7 @@ class Runtime:
         free = {}
         for name, stored in sessions.items():
             branches = [{k: v for k, v in b.items() if k not in ("made_by", "at")} for b in stored["branches"]]
-            free[name] = {**stored, "cells": {}, "remade": {}, "branches": branches}
+            free[name] = {**stored, "cells": {}, "remade": {}, "stale": [], "branches": branches}
         said = {name: stored for name, stored in self._all().items() if _says_something(stored)}
         merged = merged_sessions({}, said, free)
         self._take_over(merged)
@@ -242,20 +249,18 @@ class Runtime:
 
     def publish(self) -> None:
         """Write what changed into the open documents."""
-        self.documents.mark(cell for session in self.sessions.values() for cell in session.history.stale)
-        kept = self._kept()
+        sessions = self._all()
+        self.documents.mark(cell for stored in sessions.values() for cell in stored.get("stale", ()))
+        kept = sessions if self.settings.persist else {}
         self.documents.publish(kept, strip=not self.settings.persist)
         self._say_if_large(kept)
 
     def _all(self) -> Sessions:
         return {**self._stored, **{name: session.to_dict(shared=True) for name, session in self.sessions.items()}}
 
-    def _kept(self) -> Sessions:
-        """What is to be kept in the file."""
-        return self._all() if self.settings.persist else {}
-
     def _take_off_deleted(self, request: Request) -> None:
         """Take the exchanges of cells that the document no longer holds off their branches."""
+        self._move_cells()
         for session in self.sessions.values():
             deleted = self.documents.deleted(request.session, session.history.cells.keys() - {request.cell})
             if sum(session.history.take_off(cell) for cell in deleted):
@@ -263,6 +268,27 @@ class Runtime:
                 self._notify(
                     f"What {cells} said is off its branch; it stays in the tree, and in the file, until %chat_prune."
                 )
+
+    def _take_off_silent(self, request: Request) -> None:
+        """Take what a cell said that has run, and asks nothing any more, off its branch: it is not shown any more."""
+        cell = request.cell
+        histories = [session.history for session in self.sessions.values() if cell in session.history.cells]
+        n_removed = 0 if cell is None else sum(history.take_off(cell) for history in histories)
+        if n_removed:
+            self.documents.notify(
+                request.session,
+                "This cell asks nothing any more: what it said is off its branch, and stays in the tree until "
+                "%chat_prune.",
+            )
+
+    def _move_cells(self) -> None:
+        for cell, to in self.documents.take_moves():
+            for session in self.sessions.values():
+                session.history.move_cell(cell, to)
+            for name, stored in self._stored.items():
+                history = load_history(stored)
+                history.move_cell(cell, to)
+                self._stored[name] = dump_history(history)
 
     # -- what a person is told ----------------------------------------------------------------------------------
 

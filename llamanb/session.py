@@ -20,7 +20,7 @@ from llamanb.errors import (
 )
 from llamanb.history import History, Reference, check_branch_name
 from llamanb.messages import Content, FinishReason, Message, storable
-from llamanb.persistence.schema import dump_history, load_defaults, load_history
+from llamanb.persistence.schema import dump_history, keep_unstored, load_defaults, load_history
 from llamanb.reply import AsyncReplyStream, Reply, ReplyGroup, ReplyStream, finished
 from llamanb.sampling import MAX_SEED, SamplingParams, derive_seed
 
@@ -372,7 +372,7 @@ class ChatSession(_Conversation):
         """
         other = ChatSession.from_dict(data, self.engine)
         with self._lock:
-            other.history.stale = self.history.stale & other.history.cells.keys()
+            keep_unstored(other.history, self.history)
             self.history, self._system, self.sampling = other.history, other._system, other.sampling
 
     # -- ending -------------------------------------------------------------------------------------------------

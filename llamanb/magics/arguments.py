@@ -189,7 +189,7 @@ _LINE_MAGICS: dict[str, tuple[str, ...]] = {
     "chat_history": ("branch?",),
     "chat_show": ("branch?",),
     "chat_context": ("branch?",),
-    "chat_load": ("path",),
+    "chat_load": ("path?",),
     "chat_config": ("setting*", "--default"),
 }
 """The arguments of the line magics: words (``?``: may be missing, ``*``: any number) and options."""

@@ -138,11 +138,16 @@ class ChangeMagics(ChatCommands):
         """%chat_load PATH     Take in the conversations that another notebook holds.
 
         What is here stays. A branch that both have, and that goes on differently, is kept
-        as NAME@2. In JupyterLab and Notebook this notebook's own are restored by themselves.
+        as NAME@2. This notebook's own are restored by themselves in JupyterLab and Notebook;
+        in VS Code, %chat_load without a path does it.
 
           Example:   %chat_load yesterday.ipynb
         """
-        path = Path(self.parse("chat_load", line).path).expanduser()
+        own = self.ipython.user_ns.get("__vsc_ipynb_file__")  # set by VS Code
+        path = self.parse("chat_load", line).path or own
+        if path is None:
+            raise InvalidArgumentError("%chat_load: give the path of a notebook.")
+        path = Path(path).expanduser()
         notebook = read_notebook(path)
         document = read_document(notebook.metadata)
         fold_outputs(notebook, document)

@@ -13,7 +13,17 @@ from llamanb.history import BranchRecord, CellEntry, History, check_branch_name
 from llamanb.messages import ROLES, FinishReason, Message, storable
 from llamanb.sampling import SamplingParams
 
-__all__ = ["CELL_ID", "SCHEMA", "Document", "dump_history", "load_defaults", "load_history", "merge", "merge_sessions"]
+__all__ = [
+    "CELL_ID",
+    "SCHEMA",
+    "Document",
+    "dump_history",
+    "keep_unstored",
+    "load_defaults",
+    "load_history",
+    "merge",
+    "merge_sessions",
+]
 
 SCHEMA = 1
 """The version of the stored form that this llamanb writes."""
@@ -25,7 +35,7 @@ _MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 CELL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What the id of a cell in a notebook file looks like."""
 
-_HISTORY_KEYS = ("active", "branches", "cells", "order", "messages", "remade")
+_HISTORY_KEYS = ("active", "branches", "cells", "order", "messages", "remade", "stale")
 _BRANCH_KEYS = ("name", "tip", "forked_from", "from_branch", "made_by", "at")
 _T = TypeVar("_T")
 
@@ -94,10 +104,25 @@ def dump_history(history: History, *, shared: bool = False) -> dict[str, Any]:
             for cell, entries in history.cells.items()
             if CELL_ID.fullmatch(cell)
         },
+        **({"stale": stale} if (stale := sorted(filter(CELL_ID.fullmatch, history.stale))) else {}),
         **({"remade": remade} if (remade := {c: i for c, i in history.remade.items() if CELL_ID.fullmatch(c)}) else {}),
         "order": history.order,
         "messages": {id: m.stored if shared else m.to_dict() for id, m in history.messages.items()},
     }
+
+
+def keep_unstored(history: History, former: History) -> None:
+    """Keep what a former version of a history knows of cells whose ids are not stored: good for one kernel's life."""
+    for cell, entries in former.cells.items():
+        if not CELL_ID.fullmatch(cell) and all({e.first, e.last} <= history.messages.keys() for e in entries):
+            history.cells[cell] = list(entries)
+    history.stale |= {cell for cell in former.stale & history.cells.keys() if not CELL_ID.fullmatch(cell)}
+    history.remade |= {
+        cell: id for cell, id in former.remade.items() if not CELL_ID.fullmatch(cell) and id in history.messages
+    }
+    for name, record in former.branches.items():
+        if name in history.branches and record.made_by is not None and not CELL_ID.fullmatch(record.made_by):
+            history.branches[name] = replace(history.branches[name], made_by=record.made_by)
 
 
 def _dump_branch(record: BranchRecord) -> dict[str, Any]:
@@ -131,6 +156,9 @@ def load_history(stored: Any, path: str = "$") -> History:
         if not isinstance(id, str) or id not in history.messages:
             raise HistoryFormatError(f"{path}.remade.{cell}", f"there is no message {id!r}")
         history.remade[cell] = id
+    for index, cell in enumerate(_list(data.get("stale", []), f"{path}.stale")):
+        history.stale.add(_text(cell, f"{path}.stale[{index}]"))
+    history.stale &= history.cells.keys()
     history.extra = {key: copy.deepcopy(value) for key, value in data.items() if key not in _HISTORY_KEYS}
     return history
 
@@ -281,7 +309,8 @@ def merge(base: History, ours: History, theirs: History) -> History:
         answer = _changed_side(base.remade.get(cell), ours.remade.get(cell), theirs.remade.get(cell))
         if answer is not None:
             merged.remade[cell] = answer
-    merged.stale = {cell for cell in ours.stale | theirs.stale if cell in merged.cells}
+    sides = (base.stale, ours.stale, theirs.stale)
+    merged.stale = {cell for cell in merged.cells if _changed_side(*(cell in side for side in sides))}
     merged.extra = {**theirs.extra, **ours.extra}
     _leave_out_pruned(merged, base, ours, theirs)
     return merged
@@ -335,6 +364,7 @@ def _leave_out_pruned(merged: History, base: History, ours: History, theirs: His
         merged.cells[cell] = [e for e in merged.cells[cell] if e.first in kept and e.last in kept]
         if not merged.cells[cell]:
             del merged.cells[cell]
+    merged.stale &= merged.cells.keys()
     for name, record in merged.branches.items():
         if record.forked_from is not None and record.forked_from not in kept:
             merged.branches[name] = replace(record, forked_from=merged.origin_tip(record))

@@ -19,7 +19,7 @@ BRIDGE_REQUESTS = {
 
 BRIDGE_REPORTS = {
     "document": "what the document holds, under a revision that counts up when another writer changes it; its cells",
-    "cells": "the ids of the cells that the document holds now",
+    "cells": "the ids of the cells that the document holds now, and which has become which by splitting one",
     "done": "a request was carried out",
     "failed": "a request was not carried out, and why",
 }

@@ -250,7 +250,7 @@ def test_ids_that_are_uris_work_and_are_not_stored(notebook: Any) -> None:
     cell = "vscode-notebook-cell:/home/someone/secret.ipynb#W0sZmlsZQ"
     notebook.run("%%chat\none", cell)
     notebook.run("%%chat\nother", cell)
-    notebook.run("%chat_fork side", cell)
+    notebook.run("%chat_fork side", cell.replace("W0", "W1"))
     assert notebook.texts() == ["other"]
     assert "secret" not in str(notebook.session.to_dict())
 
@@ -292,3 +292,29 @@ def test_sessions_in_one_notebook_do_not_disturb_each_other(notebook: Any) -> No
         assert other.active.name == "side"
         assert other.history.stale == {"other-b"}  # rewound
         assert notebook.session.history.stale == {"b", "c", "e", "g"}
+
+
+def test_a_cell_that_is_run_and_asks_nothing_any_more_is_off_the_branch(notebook: Any) -> None:
+    notebook.run("%%chat\none", "a")
+    notebook.run("%%chat\ntwo", "b")
+    assert not notebook.run("1 / 0", "a").success
+    assert not notebook.run("%%chat --temprature 1\none", "a").success
+    assert notebook.texts() == ["one", "two"]  # a cell that failed changes nothing
+    assert notebook.run("# %%chat\n# one", "a").success
+    assert notebook.texts() == ["two"]
+    assert notebook.session.history.stale == {"b"}
+    notebook.run("%%chat\none", "a")
+    assert notebook.texts() == ["two", "one"]
+
+
+def test_a_half_of_a_cell_that_was_split_replaces_what_the_whole_had_said(notebook: Any) -> None:
+    notebook.run("%%chat\nbefore", "a")
+    notebook.run("%%chat --fork side\none two", "b")
+    history = notebook.session.history
+    history.move_cell("b", "upper")
+    history.move_cell("b", "again")
+    history.move_cell("a", "upper")  # which owns something
+    assert list(history.cells) == ["a", "upper"]
+    assert notebook.run("%%chat --fork side\none", "upper").success
+    assert notebook.run("%%chat -b side\ntwo", "b").success
+    assert notebook.texts("side") == ["before", "one", "two"]

@@ -323,7 +323,28 @@ def test_a_notebook_that_is_not_there_or_says_nothing_is_a_mistake(seeded: Any, 
     nbformat.write(new_notebook(), tmp_path / "silent.ipynb")
     assert "no conversation" in seeded.run(f"%chat_load {tmp_path / 'silent.ipynb'}").error
     assert "There is no notebook" in seeded.run(f"%chat_load {tmp_path / 'nowhere.ipynb'}").error
-    assert not seeded.run("%chat_load").success
+    assert seeded.run("%chat_load").error == "%chat_load: give the path of a notebook."
+
+
+def test_where_cell_ids_are_addresses_loading_keeps_what_cells_own(seeded: Any, tmp_path: Path) -> None:
+    """As VS Code does it, which also says where the notebook is."""
+    a, b, c = (f"vscode-notebook-cell:/notebook.ipynb#W{number}sZmlsZQ" for number in range(3))
+    yesterday = llamanb.ChatSession(llamanb.ScriptedEngine(["there"]), system="Be brief.")
+    yesterday.fork("old").send("yesterday")
+    stored = {"schema": 1, "sessions": {"default": yesterday.to_dict()}}
+    nbformat.write(new_notebook(metadata={"llamanb": stored}), tmp_path / "notebook.ipynb")
+    seeded.shell.user_ns["__vsc_ipynb_file__"] = str(tmp_path / "notebook.ipynb")
+    seeded.run("%%chat\none", a)
+    seeded.run("%%chat\ntwo", b)
+    seeded.run("%%chat --fork side\nthree", c)
+    seeded.run("%%chat\nfirst", a)
+    assert seeded.run("%chat_load").success
+    assert seeded.texts("old") == ["yesterday"]
+    assert seeded.session.history.stale == {b, c}
+    for cell, source in ((a, "%%chat\nanother"), (b, "%%chat\ntwo"), (c, "%%chat --fork side\nthree")):
+        assert seeded.run(source, cell).success
+    assert seeded.texts("main") == ["another", "two"]
+    assert seeded.texts("side") == ["another", "two", "three"]
 
 
 @pytest.mark.parametrize(

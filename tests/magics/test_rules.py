@@ -261,7 +261,6 @@ class Rules(RuleBasedStateMachine):
     def restart(self) -> None:
         stored = self.notebook.session.to_dict()
         self.boot(llamanb.ChatSession.from_dict(stored, self.engine))
-        self.model.stale = set()
 
     @invariant()
     def the_session_is_as_the_rules_say(self) -> None:

@@ -85,6 +85,10 @@ class FrontEnd:
             "session": f"session of {self.client}", "writable": True,
         }  # fmt: skip
 
+    def now(self, cells: list[str], *moved: tuple[str, str]) -> dict[str, Any]:
+        self.cells = cells
+        return {"kind": "cells", "id": self.client, "cells": cells, "moved": json.loads(json.dumps(moved))}
+
     def changed_by_another(self, content: dict[str, Any]) -> None:
         self.content = json.loads(json.dumps(content))
         self.revision += 1
@@ -220,9 +224,9 @@ def test_only_what_was_deleted_counts_as_deleted() -> None:
     second.cells = ["other-0"]
     kernel.documents.receive(second.document())
     assert deleted("session of second", ["cell-0", "other-0"]) == []
-    kernel.documents.receive({"kind": "cells", "id": "first", "cells": ["cell-1", "cell-2"]})
+    kernel.documents.receive(first.now(["cell-1", "cell-2"]))
     assert deleted("session of second", ["cell-0", "other-0"]) == ["cell-0"]
-    kernel.documents.receive({"kind": "cells", "id": "first", "cells": ["cell-1", "cell-2", "cell-0"]})  # pasted
+    kernel.documents.receive(first.now(["cell-1", "cell-2", "cell-0"]))  # pasted
     assert deleted("session of first", ["cell-0", "cell-1"]) == []
     assert deleted("session of second", ["cell-0", "cell-1"]) == []
 

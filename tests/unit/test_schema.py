@@ -279,6 +279,10 @@ DAMAGE = [
     (".cells.c1[0].branch", without("cells", "c1", 0, "branch")),
     (".cells.c1[0].first", put("cells", "c1", 0, "first", value="nope")),
     (".cells.c1[0].last", put("cells", "c1", 0, "last", value=None)),
+    (".remade", put("remade", value=[])),
+    (".remade.c1", put("remade", value={"c1": "nope"})),
+    (".stale", put("stale", value={"c1": True})),
+    (".stale[0]", put("stale", value=[3])),
 ]
 
 

@@ -44,6 +44,9 @@ function panelOf(context) {
   return panels.find((panel) => panel.id === tab?.getAttribute("data-id"));
 }
 
+/** @param {any} cell whether it is one that asks a model */
+const asks = (cell) => /^\s*%%?chat\b/m.test(cell.getSource());
+
 /** Shows short texts in a corner of the page, for a while or until they are closed. */
 class Notices {
   /** @param {string} text */
@@ -81,7 +84,8 @@ class Bridge {
     this.client = crypto.randomUUID?.() ?? String(Math.random());
     this.revision = 0;
     this.seen = "";
-    this.cellIds = "";
+    this.known = this.cells();
+    this.split = new Map();
     this.writing = false;
     this.answered = false;
     this.style = document.createElement("style");
@@ -127,8 +131,14 @@ class Bridge {
     return Object.fromEntries(Object.entries(metadata).filter(([key]) => key.startsWith(PREFIX)));
   }
 
+  /** The ids of the cells that may show an answer: those with code. */
   cells() {
-    return this.notebook.cells.map((cell) => cell.id);
+    return this.notebook.cells.filter((cell) => cell.cell_type === "code").map((cell) => cell.id);
+  }
+
+  /** The place of a cell among all cells; -1 where it is not there. */
+  place(id) {
+    return this.notebook.cells.findIndex((cell) => cell.id === id);
   }
 
   sendDocument() {
@@ -154,10 +164,36 @@ class Bridge {
 
   cellsChanged() {
     const cells = this.cells();
-    if (cells.join() === this.cellIds) return;
-    this.cellIds = cells.join();
-    this.model.send({ kind: "cells", id: this.client, cells });
+    if (cells.join() !== this.known.join()) {
+      const moved = this.moved();
+      this.known = cells;
+      this.model.send({ kind: "cells", id: this.client, cells, moved });
+    }
     this.mark(this.stale);
+  }
+
+  /**
+   * Return which cell has become which. Of a cell that is split, the lower half keeps the id; the upper one, which still
+   * asks, is new, and what was said is its. When that is undone, it goes back.
+   */
+  moved() {
+    const moved = [];
+    const { cells } = this.notebook;
+    const isNew = (cell) => cell !== undefined && !this.known.includes(cell.id);
+    cells.forEach((cell, index) => {
+      if (isNew(cell) || asks(cell)) return;
+      let upper;
+      for (let above = index - 1; isNew(cells[above]); above -= 1) if (asks(cells[above])) upper = cells[above].id;
+      if (upper === undefined) return;
+      moved.push([cell.id, upper]);
+      this.split.set(upper, cell.id);
+    });
+    for (const [upper, lower] of this.split) {
+      if (this.place(upper) >= 0 || !cells.some((cell) => cell.id === lower && asks(cell))) continue;
+      moved.push([upper, lower]);
+      this.split.delete(upper);
+    }
+    return moved;
   }
 
   receive(message) {
@@ -194,7 +230,7 @@ class Bridge {
   on_insert({ below, source }) {
     const first = source.split("\n")[0];
     if (this.notebook.cells.some((cell) => cell.getSource().split("\n")[0] === first)) return;
-    const index = this.cells().indexOf(below);
+    const index = this.place(below);
     if (index < 0) throw new Error("the cell that asked is not in this notebook");
     this.notebook.insertCell(index + 1, { cell_type: "code", source, metadata: {} });
   }
@@ -224,8 +260,7 @@ class Bridge {
   mark(stale) {
     this.stale = stale;
     const panel = panelOf(this.context);
-    const cells = this.cells();
-    const places = stale.map((id) => cells.indexOf(id)).filter((index) => index >= 0);
+    const places = stale.map((id) => this.place(id)).filter((index) => index >= 0);
     const cell = (index) => `#${CSS.escape(panel.id)} .jp-Cell[data-windowed-list-index="${index}"]`;
     this.style.textContent =
       panel && places.length

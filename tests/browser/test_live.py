@@ -369,3 +369,44 @@ def test_a_notebook_that_is_renamed_keeps_its_conversation(page: Page, server: s
     notebook.shows(2, "So: two")
     notebook.saved(lambda metadata: "two" in json.dumps(metadata))
     assert notebook.said() == ["one", "two"]
+
+
+def test_the_half_of_a_split_cell_that_still_asks_owns_what_the_whole_had_said(notebook: Open) -> None:
+    notebook.write(SCRIPTED, "%%chat\none\ntwo", "%%chat\nlast")
+    notebook.open()
+    cells = notebook.page.locator(".jp-Notebook:visible .jp-Cell")
+    notebook.run(0, 1)
+    notebook.shows(1, re.compile("So: one"))
+    notebook.cell(1).locator(".cm-line").nth(1).click()
+    notebook.page.keyboard.press("End")
+    notebook.page.keyboard.press("Control+Shift+Minus")
+    expect(cells).to_have_count(4)
+    notebook.run(1)
+    notebook.shows(1, "So: one")
+    notebook.retype(2, "%%chat\ntwo")
+    notebook.run(2)
+    notebook.shows(2, "So: two")
+    notebook.saved(lambda metadata: len(metadata["llamanb"]["sessions"]["default"]["cells"]) == 2)
+    assert notebook.said() == ["one", "two"]
+
+
+def test_a_cell_that_becomes_markdown_is_off_the_branch_and_marks_outlive_a_restart(notebook: Open) -> None:
+    notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo", "%%chat\nthree")
+    notebook.open()
+    notebook.run(0, 1, 2)
+    notebook.shows(2, "So: two")
+    notebook.command(1, "m")
+    notebook.run(3)
+    notebook.shows(3, "So: three")
+    notebook.notice("What a deleted cell said is off its branch")
+    expect(notebook.cell(2).locator(".jp-OutputArea-child")).to_have_css("opacity", "0.55")
+    notebook.saved(lambda metadata: "three" in json.dumps(metadata))
+    assert notebook.said() == ["two", "three"]
+    notebook.restart()
+    notebook.open()
+    expect(notebook.cell(2).locator(".jp-OutputArea-child")).to_have_css("opacity", "1")
+    notebook.run(0)
+    expect(notebook.cell(2).locator(".jp-OutputArea-child")).to_have_css("opacity", "0.55")
+    notebook.restart()
+    notebook.run(0, 2)
+    expect(notebook.cell(2).locator(".jp-OutputArea-child")).to_have_css("opacity", "1")

@@ -8,6 +8,8 @@
 
 const PREFIX = "llamanb";
 const NOTICE_MILLISECONDS = 12000;
+/** Where a notebook keeps its bridge, so that the one of a kernel that was restarted gives way to the next. */
+const BRIDGE = Symbol.for("llamanb.bridge");
 const INTRODUCTION_MILLISECONDS = [50, 150, 300, 500, 800, 3000];
 
 /** @param {string} part a part of a JSON pointer (RFC 6901) */
@@ -94,6 +96,8 @@ class Bridge {
   }
 
   start() {
+    this.notebook[BRIDGE]?.stop();
+    this.notebook[BRIDGE] = this;
     document.head.append(this.style);
     this.changed = (_, change) => {
       if (change.metadataChange && !this.writing) this.documentChanged();

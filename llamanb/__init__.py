@@ -113,7 +113,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     shell.input_transformers_cleanup.append(keep_questions)
     if getattr(shell, "kernel", None) is not None:
         runtime.documents.make_bridge = _make_bridge
-        runtime.open_document()
+        runtime.loaded()
 
 
 def _make_bridge(documents: Documents) -> Bridge:

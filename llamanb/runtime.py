@@ -70,7 +70,7 @@ class Runtime:
         self._stored: Sessions = {}  # sessions of the document that nobody has used here yet
         self._restored: Sessions = {}  # as this kernel found them in the file
         self._gate = threading.RLock()
-        self._in_cell = False
+        self._depth = 0  # of cells that run; one may run another, as %%capture does
         self._said: set[str] = set()
 
     # -- sessions and engines -----------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Runtime:
     def export(self) -> str:
         """Return every session as JSON; the headless runner asks for it after each cell."""
         self.finish_request()
-        return json.dumps(self._all() if self.settings.persist else {})
+        return json.dumps(self._kept())
 
     # -- the cell that is running -------------------------------------------------------------------------------
 
@@ -175,12 +175,17 @@ class Runtime:
 
     # -- the open documents -------------------------------------------------------------------------------------
 
+    def loaded(self) -> None:
+        """Reach the notebook from the cell that loads the extension, which no event announced."""
+        if self.current_request().cell is not None:
+            self._depth = max(self._depth, 1)
+        self.open_document()
+
     def open_document(self) -> None:
         """Reach the notebook that a cell runs in, and restore what its file holds, where cell ids outlive kernels."""
         request = self.current_request()
         if self.documents.connecting or not request.in_document:
             return
-        self._in_cell = True
         self.documents.connect()
         name = os.environ.get("JPY_SESSION_NAME")
         if name and not self.sessions and not self._stored:
@@ -198,24 +203,26 @@ class Runtime:
     def start_cell(self, *_: object) -> None:
         """Take in what the open documents hold before a cell runs."""
         with self._gate:
-            self._in_cell = True
+            self._depth += 1
             self._merge()
 
     def end_cell(self, result: ExecutionResult) -> None:
-        """Settle what the cell did, and write it into the open documents."""
+        """Settle what the cell did, and write it into the open documents; one within another is not yet the end."""
         with self._gate:
+            self._depth = max(self._depth - 1, 0)
+            if self._depth:
+                return
             request = self.current_request()
             if result.success and (self._request is None or self._request.id != request.id):
-                self._take_off_silent(request)
+                self._take_off_unasked(request)
             self.finish_request()
             self._merge()
             self.publish()
-            self._in_cell = False
 
     def _on_arrival(self) -> None:
         """A document has come, in any thread: between two cells it is taken in at once, else when there is time."""
         with self._gate:
-            if not self._in_cell:
+            if not self._depth:
                 self._merge()
                 self.publish()
 
@@ -249,18 +256,23 @@ class Runtime:
 
     def publish(self) -> None:
         """Write what changed into the open documents."""
-        sessions = self._all()
-        self.documents.mark(cell for stored in sessions.values() for cell in stored.get("stale", ()))
-        kept = sessions if self.settings.persist else {}
+        stale = [session.history.stale for session in self.sessions.values()]
+        stale += [stored.get("stale", ()) for stored in self._stored.values()]
+        self.documents.mark(set().union(*stale))
+        kept = self._kept()
         self.documents.publish(kept, strip=not self.settings.persist)
         self._say_if_large(kept)
 
     def _all(self) -> Sessions:
         return {**self._stored, **{name: session.to_dict(shared=True) for name, session in self.sessions.items()}}
 
+    def _kept(self) -> Sessions:
+        """What is to be kept in the file."""
+        return self._all() if self.settings.persist else {}
+
     def _take_off_deleted(self, request: Request) -> None:
         """Take the exchanges of cells that the document no longer holds off their branches."""
-        self._move_cells()
+        self._move_cells()  # one that has another id now was not deleted
         for session in self.sessions.values():
             deleted = self.documents.deleted(request.session, session.history.cells.keys() - {request.cell})
             if sum(session.history.take_off(cell) for cell in deleted):
@@ -269,12 +281,12 @@ class Runtime:
                     f"What {cells} said is off its branch; it stays in the tree, and in the file, until %chat_prune."
                 )
 
-    def _take_off_silent(self, request: Request) -> None:
+    def _take_off_unasked(self, request: Request) -> None:
         """Take what a cell said that has run, and asks nothing any more, off its branch: it is not shown any more."""
-        cell = request.cell
-        histories = [session.history for session in self.sessions.values() if cell in session.history.cells]
-        n_removed = 0 if cell is None else sum(history.take_off(cell) for history in histories)
-        if n_removed:
+        if request.cell is None:
+            return
+        histories = [session.history for session in self.sessions.values() if request.cell in session.history.cells]
+        if sum(history.take_off(request.cell) for history in histories):
             self.documents.notify(
                 request.session,
                 "This cell asks nothing any more: what it said is off its branch, and stays in the tree until "
@@ -282,6 +294,7 @@ class Runtime:
             )
 
     def _move_cells(self) -> None:
+        """Let what cells own follow them where splitting gave them other ids."""
         for cell, to in self.documents.take_moves():
             for session in self.sessions.values():
                 session.history.move_cell(cell, to)

@@ -93,6 +93,10 @@ def dump_history(history: History, *, shared: bool = False) -> dict[str, Any]:
 
     Cells whose ids no notebook format knows are left out: those of VS Code are URIs with a path in them.
     """
+    marks = {
+        "stale": sorted(filter(CELL_ID.fullmatch, history.stale)),
+        "remade": {cell: id for cell, id in history.remade.items() if CELL_ID.fullmatch(cell)},
+    }
     return {
         **copy.deepcopy(history.extra),
         "active": history.active,
@@ -104,8 +108,7 @@ def dump_history(history: History, *, shared: bool = False) -> dict[str, Any]:
             for cell, entries in history.cells.items()
             if CELL_ID.fullmatch(cell)
         },
-        **({"stale": stale} if (stale := sorted(filter(CELL_ID.fullmatch, history.stale))) else {}),
-        **({"remade": remade} if (remade := {c: i for c, i in history.remade.items() if CELL_ID.fullmatch(c)}) else {}),
+        **{key: value for key, value in marks.items() if value},
         "order": history.order,
         "messages": {id: m.stored if shared else m.to_dict() for id, m in history.messages.items()},
     }

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = [
@@ -79,5 +79,6 @@ def page() -> Iterator[Page]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         page = browser.new_page(viewport={"width": 1200, "height": 1000})
         page.set_default_timeout(SECONDS * 1000)
+        expect.set_options(timeout=SECONDS * 1000)  # the model may have to be read from disk, by a busy machine
         yield page
         browser.close()

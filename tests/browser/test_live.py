@@ -377,10 +377,20 @@ def test_the_half_of_a_split_cell_that_still_asks_owns_what_the_whole_had_said(n
     cells = notebook.page.locator(".jp-Notebook:visible .jp-Cell")
     notebook.run(0, 1)
     notebook.shows(1, re.compile("So: one"))
-    notebook.cell(1).locator(".cm-line").nth(1).click()
-    notebook.page.keyboard.press("End")
-    notebook.page.keyboard.press("Control+Shift+Minus")
-    expect(cells).to_have_count(4)
+
+    def split() -> None:
+        notebook.cell(1).locator(".cm-line").nth(1).click()
+        notebook.page.keyboard.press("End")
+        notebook.page.keyboard.press("Control+Shift+Minus")
+        expect(cells).to_have_count(4)
+
+    split()
+    notebook.command(1, "z")
+    expect(cells).to_have_count(3)
+    notebook.run(1)
+    notebook.saved()
+    assert notebook.said() == ["one\ntwo"]
+    split()
     notebook.run(1)
     notebook.shows(1, "So: one")
     notebook.retype(2, "%%chat\ntwo")

@@ -318,3 +318,14 @@ def test_a_half_of_a_cell_that_was_split_replaces_what_the_whole_had_said(notebo
     assert notebook.run("%%chat --fork side\none", "upper").success
     assert notebook.run("%%chat -b side\ntwo", "b").success
     assert notebook.texts("side") == ["before", "one", "two"]
+
+
+def test_a_cell_within_a_cell_is_not_yet_the_end_of_it(notebook: Any) -> None:
+    for _ in range(2):
+        notebook.run("%chat one\nget_ipython().run_cell('1')\n%chat two", "a")
+        notebook.run("%%capture shown\n%chat three", "b")
+        assert notebook.texts() == ["one", "two", "three"]
+    assert not notebook.session.history.stale
+    notebook.run("get_ipython().run_cell('1')\n%chat first", "a")
+    assert notebook.texts() == ["first"]
+    assert notebook.session.history.stale == {"b"}

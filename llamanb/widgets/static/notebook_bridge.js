@@ -47,7 +47,7 @@ function panelOf(context) {
 }
 
 /** @param {any} cell whether it is one that asks a model */
-const asks = (cell) => /^\s*%%?chat\b/m.test(cell.getSource());
+const asks = (cell) => cell.cell_type === "code" && /^\s*%%?chat\b/m.test(cell.getSource());
 
 /** Shows short texts in a corner of the page, for a while or until they are closed. */
 class Notices {
@@ -86,7 +86,8 @@ class Bridge {
     this.client = crypto.randomUUID?.() ?? String(Math.random());
     this.revision = 0;
     this.seen = "";
-    this.known = this.cells();
+    this.known = this.notebook.cells.map((cell) => cell.id);
+    this.reported = this.cells().join();
     this.split = new Map();
     this.writing = false;
     this.answered = false;
@@ -168,11 +169,9 @@ class Bridge {
 
   cellsChanged() {
     const cells = this.cells();
-    if (cells.join() !== this.known.join()) {
-      const moved = this.moved();
-      this.known = cells;
-      this.model.send({ kind: "cells", id: this.client, cells, moved });
-    }
+    if (cells.join() !== this.reported) this.model.send({ kind: "cells", id: this.client, cells, moved: this.moved() });
+    this.reported = cells.join();
+    this.known = this.notebook.cells.map((cell) => cell.id);
     this.mark(this.stale);
   }
 

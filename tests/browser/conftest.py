@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from front_ends import OpenNotebook
 from playwright.sync_api import Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -44,6 +45,7 @@ def server(folder: Path, tmp_path: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}", "--ip=127.0.0.1"]
     command += ["--ServerApp.token=", "--ServerApp.password=", f"--ServerApp.root_dir={folder}"]
     command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    command += ["--LabApp.expose_app_in_browser=True"]
     with (tmp_path / "server.log").open("wb") as log:
         process = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=log)
     address = f"http://127.0.0.1:{port}"
@@ -82,3 +84,9 @@ def page() -> Iterator[Page]:
         expect.set_options(timeout=SECONDS * 1000)  # the model may have to be read from disk, by a busy machine
         yield page
         browser.close()
+
+
+@pytest.fixture(params=["lab", "notebook"])
+def notebook(request: pytest.FixtureRequest, page: Page, server: str, folder: Path) -> OpenNotebook:
+    """A notebook in each of the two front ends."""
+    return OpenNotebook(page, server, folder, request.param)

@@ -2,143 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import time
-import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import nbformat
-import pytest
-from nbformat.v4 import new_code_cell, new_notebook
+from front_ends import LOAD, SCRIPTED, OpenNotebook
 from playwright.sync_api import Page, expect
 
-LOAD = "%load_ext llamanb"
-SCRIPTED = (
-    f"{LOAD}\nimport llamanb\n"
-    "engine = llamanb.ScriptedEngine(lambda r: 'So: ' + r.messages[-1].text)\n"
-    "llamanb.use_session(llamanb.ChatSession(engine));"
-)
 REAL = "%%chat -t 0 --max-tokens 12"
 
 
-class Open:
-    """A notebook that is open in a front end."""
-
-    def __init__(self, page: Page, address: str, folder: Path, app: str) -> None:
-        self.page = page
-        self.address = address
-        self.file = folder / "chat.ipynb"
-        self.url = f"{address}/{'lab/tree' if app == 'lab' else 'notebooks'}/chat.ipynb"
-        self.app = app
-
-    def write(self, *sources: str, metadata: dict[str, Any] | None = None) -> None:
-        cells = [new_code_cell(source, id=f"cell-{number}") for number, source in enumerate(sources)]
-        kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-        nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel, **(metadata or {})}), self.file)
-
-    def open(self) -> None:
-        self.page.set_viewport_size({"width": 1200, "height": 2600})  # JupyterLab draws only the cells that are in view
-        self.page.goto(self.url)
-        self.page.wait_for_selector(".jp-Notebook .jp-Cell")
-        self.wait_idle()
-
-    def wait_idle(self) -> None:
-        """Wait until the server says that the front end is connected to its kernel, and that this does nothing."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            kernels: list[dict[str, Any]] = []
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.address}/api/kernels", timeout=5) as said:
-                kernels = json.load(said)
-            if any(kernel["connections"] and kernel["execution_state"] == "idle" for kernel in kernels):
-                time.sleep(1)
-                return
-            time.sleep(0.2)
-        raise AssertionError("The kernel is not ready.")
-
-    def menu(self, *names: str) -> None:
-        self.page.get_by_role("menuitem", name=names[0], exact=True).click()
-        for name in names[1:]:
-            self.page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{name}$")).last.click()
-
-    def run_all(self) -> None:
-        self.menu("Run", "Run All Cells")
-
-    def restart(self) -> None:
-        self.page.locator("[data-jp-item-name='restart']:visible").click()
-        self.page.locator(".jp-Dialog .jp-mod-warn").click()
-        time.sleep(1)
-        self.wait_idle()
-
-    def cell(self, index: int) -> Any:
-        return self.page.locator(".jp-Notebook:visible .jp-Cell").nth(index)
-
-    def run(self, *indexes: int) -> None:
-        """Run cells; keys that are pressed too early come to nothing, and are pressed again."""
-        for index in indexes:
-            self._run(index)
-
-    def _run(self, index: int) -> None:
-        prompt = self.cell(index).locator(".jp-InputPrompt")
-        before = prompt.inner_text()
-        for _ in range(10):
-            self.cell(index).locator(".cm-content").click()
-            self.page.keyboard.press("Control+Enter")
-            with contextlib.suppress(AssertionError):
-                expect(prompt).not_to_have_text(before, timeout=2000)
-                return
-        raise AssertionError(f"Cell {index} does not run.")
-
-    def retype(self, index: int, source: str) -> None:
-        self.cell(index).locator(".cm-content").click()
-        self.page.keyboard.press("Control+a")
-        self.page.keyboard.insert_text(source)
-
-    def command(self, index: int, *keys: str) -> None:
-        """Press keys in command mode, with a cell selected."""
-        self.cell(index).locator(".cm-content").click()
-        self.page.keyboard.press("Escape")
-        for key in keys:
-            self.page.keyboard.press(key)
-
-    def shows(self, index: int, text: str | re.Pattern[str]) -> None:
-        expect(self.cell(index).locator(".jp-RenderedMarkdown").last).to_have_text(text)
-
-    def saved(self, is_so: Callable[[dict[str, Any]], bool] = lambda metadata: "llamanb" in metadata) -> Any:
-        """Save until the file is as it should be, and return it as JSON."""
-        deadline = time.monotonic() + 20
-        while True:
-            self.page.locator("[data-jp-item-name='save']:visible").click()
-            time.sleep(0.5)
-            notebook = json.loads(self.file.read_text())
-            if is_so(notebook["metadata"]):
-                return notebook
-            assert time.monotonic() < deadline, notebook["metadata"]
-
-    def said(self, branch: str = "main") -> list[str]:
-        """Return what was asked on a branch by the file."""
-        session = self.saved()["metadata"]["llamanb"]["sessions"]["default"]
-        (tip,) = [b["tip"] for b in session["branches"] if b["name"] == branch]
-        texts = []
-        while tip is not None:
-            message = session["messages"][tip]
-            texts += [message["content"]] * (message["role"] == "user")
-            tip = message["parent"]
-        return texts[::-1]
-
-    def notice(self, text: str) -> None:
-        expect(self.page.locator(".llamanb-notice", has_text=text)).to_be_visible()
-
-
-@pytest.fixture(params=["lab", "notebook"])
-def notebook(request: pytest.FixtureRequest, page: Page, server: str, folder: Path) -> Open:
-    return Open(page, server, folder, request.param)
-
-
-def test_chat_fork_save_restart_and_go_on(notebook: Open, folder: Path) -> None:
+def test_chat_fork_save_restart_and_go_on(notebook: OpenNotebook, folder: Path) -> None:
     notebook.write(
         LOAD,
         f"{REAL} --system 'Be brief.'\nWhat is the capital of France?",
@@ -171,7 +46,7 @@ def test_chat_fork_save_restart_and_go_on(notebook: Open, folder: Path) -> None:
     expect(forked).to_have_count(1)
 
 
-def test_run_all_with_many_queued_cells_and_again_after_a_restart(notebook: Open) -> None:
+def test_run_all_with_many_queued_cells_and_again_after_a_restart(notebook: OpenNotebook) -> None:
     notebook.write(SCRIPTED, *(f"%%chat\nnumber {number}" for number in range(10)), "%chat_fork side --prompt more")
     notebook.open()
     notebook.run_all()
@@ -192,7 +67,7 @@ def test_run_all_with_many_queued_cells_and_again_after_a_restart(notebook: Open
     expect(notebook.page.locator(".jp-Notebook:visible .jp-Cell", has_text="--branch side")).to_have_count(1)
 
 
-def test_a_restart_right_after_an_exchange_that_was_not_saved_loses_nothing(notebook: Open) -> None:
+def test_a_restart_right_after_an_exchange_that_was_not_saved_loses_nothing(notebook: OpenNotebook) -> None:
     notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo")
     notebook.open()
     notebook.run(0, 1)
@@ -205,7 +80,7 @@ def test_a_restart_right_after_an_exchange_that_was_not_saved_loses_nothing(note
     assert notebook.said() == ["one", "two"]
 
 
-def test_running_again_in_the_middle_marks_what_is_left_behind(notebook: Open, folder: Path) -> None:
+def test_running_again_in_the_middle_marks_what_is_left_behind(notebook: OpenNotebook, folder: Path) -> None:
     notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo", "%%chat\nthree")
     notebook.open()
     notebook.run_all()
@@ -227,7 +102,7 @@ def test_running_again_in_the_middle_marks_what_is_left_behind(notebook: Open, f
     assert notebook.said() == ["first", "two"]
 
 
-def test_a_deleted_cell_takes_its_exchange_off_and_a_moved_one_does_not(notebook: Open) -> None:
+def test_a_deleted_cell_takes_its_exchange_off_and_a_moved_one_does_not(notebook: OpenNotebook) -> None:
     notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo", "%%chat\nthree", "%%chat\nfour")
     notebook.open()
     notebook.run(*range(4))
@@ -244,7 +119,7 @@ def test_a_deleted_cell_takes_its_exchange_off_and_a_moved_one_does_not(notebook
     assert notebook.said() == sorted(left, key=["one", "two", "three", "four"].index)
 
 
-def test_another_writer_in_between_loses_nothing(notebook: Open) -> None:
+def test_another_writer_in_between_loses_nothing(notebook: OpenNotebook) -> None:
     notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo")
     notebook.open()
     notebook.run(0, 1)
@@ -266,7 +141,7 @@ def test_another_writer_in_between_loses_nothing(notebook: Open) -> None:
     assert notebook.said("theirs") == ["one"]
 
 
-def test_the_toolbar_interrupts_a_model_that_reads(notebook: Open) -> None:
+def test_the_toolbar_interrupts_a_model_that_reads(notebook: OpenNotebook) -> None:
     notebook.write(
         LOAD + "\nlong = 'The sea is wide. ' * 700", "%%chat -t 0 --max-tokens 5\n{long}", f"{REAL}\nWhat is 1 + 1?"
     )
@@ -284,7 +159,7 @@ def test_the_toolbar_interrupts_a_model_that_reads(notebook: Open) -> None:
     assert notebook.said() == ["What is 1 + 1?"]
 
 
-def test_what_is_to_stay_out_of_the_file_is_taken_out(notebook: Open) -> None:
+def test_what_is_to_stay_out_of_the_file_is_taken_out(notebook: OpenNotebook) -> None:
     notebook.write(SCRIPTED, "%%chat\nsecret", "%chat_config persist=off", "%%chat\nwhisper")
     notebook.open()
     notebook.run(0, 1)
@@ -299,7 +174,7 @@ def test_what_is_to_stay_out_of_the_file_is_taken_out(notebook: Open) -> None:
     ]
 
 
-def test_undoing_a_deletion_changes_nothing_and_a_copy_goes_on(notebook: Open) -> None:
+def test_undoing_a_deletion_changes_nothing_and_a_copy_goes_on(notebook: OpenNotebook) -> None:
     notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo", "%%chat\nthree")
     notebook.open()
     notebook.run(0, 1, 2)
@@ -320,7 +195,7 @@ def test_undoing_a_deletion_changes_nothing_and_a_copy_goes_on(notebook: Open) -
     assert notebook.said() == ["one", "two", "three", "three"]
 
 
-def test_a_damaged_conversation_is_set_aside_in_the_file_and_said(notebook: Open, folder: Path) -> None:
+def test_a_damaged_conversation_is_set_aside_in_the_file_and_said(notebook: OpenNotebook, folder: Path) -> None:
     damaged = {"schema": 1, "sessions": {"default": {"branches": 3}}}
     notebook.write(SCRIPTED, "%%chat\none", metadata={"llamanb": damaged})
     notebook.open()
@@ -333,11 +208,11 @@ def test_a_damaged_conversation_is_set_aside_in_the_file_and_said(notebook: Open
 
 
 def test_two_tabs_on_one_notebook_hold_one_conversation(page: Page, server: str, folder: Path) -> None:
-    first = Open(page, server, folder, "lab")
+    first = OpenNotebook(page, server, folder)
     first.write(SCRIPTED, "%%chat\none", "%%chat\ntwo", "%chat_fork side --prompt three", "%%chat\nfour")
     first.open()
     assert page.context.browser is not None
-    second = Open(page.context.browser.new_page(), server, folder, "lab")
+    second = OpenNotebook(page.context.browser.new_page(), server, folder)
     second.url = second.url.replace("/lab/tree", "/lab/workspaces/second/tree")
     second.open()
     first.run(0, 1)
@@ -353,7 +228,7 @@ def test_two_tabs_on_one_notebook_hold_one_conversation(page: Page, server: str,
 
 
 def test_a_notebook_that_is_renamed_keeps_its_conversation(page: Page, server: str, folder: Path) -> None:
-    notebook = Open(page, server, folder, "lab")
+    notebook = OpenNotebook(page, server, folder)
     notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo")
     notebook.open()
     notebook.run(0, 1)
@@ -371,7 +246,7 @@ def test_a_notebook_that_is_renamed_keeps_its_conversation(page: Page, server: s
     assert notebook.said() == ["one", "two"]
 
 
-def test_the_half_of_a_split_cell_that_still_asks_owns_what_the_whole_had_said(notebook: Open) -> None:
+def test_the_half_of_a_split_cell_that_still_asks_owns_what_the_whole_had_said(notebook: OpenNotebook) -> None:
     notebook.write(SCRIPTED, "%%chat\none\ntwo", "%%chat\nlast")
     notebook.open()
     cells = notebook.page.locator(".jp-Notebook:visible .jp-Cell")
@@ -400,7 +275,7 @@ def test_the_half_of_a_split_cell_that_still_asks_owns_what_the_whole_had_said(n
     assert notebook.said() == ["one", "two"]
 
 
-def test_a_cell_that_becomes_markdown_is_off_the_branch_and_marks_outlive_a_restart(notebook: Open) -> None:
+def test_a_cell_that_becomes_markdown_is_off_the_branch_and_marks_outlive_a_restart(notebook: OpenNotebook) -> None:
     notebook.write(SCRIPTED, "%%chat\none", "%%chat\ntwo", "%%chat\nthree")
     notebook.open()
     notebook.run(0, 1, 2)

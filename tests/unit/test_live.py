@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import llamanb
 from llamanb.documents import Documents
 from llamanb.history import CellEntry, History
 from llamanb.persistence.live import LiveDocument, merged_sessions
 from llamanb.persistence.notebook import DAMAGED, KEY
 from llamanb.persistence.patch import make_patch, same
 from llamanb.persistence.schema import dump_history, load_history
+from llamanb.runtime import Runtime
 
 JSON = st.recursive(
     st.none()
@@ -373,3 +375,22 @@ def test_the_order_of_running_differs_where_a_later_cell_came_before(before: lis
 
 def test_a_live_document_that_has_said_nothing_is_not_written_to() -> None:
     assert LiveDocument("client").changes(1, {"default": session("one")}) == []
+
+
+def test_a_conversation_of_more_than_a_megabyte_is_said_once_with_what_pruning_frees(scripted_engine: Any) -> None:
+    runtime = Runtime()
+    kernel = Kernel()
+    kernel.documents = runtime.documents
+    kernel.documents.make_bridge = lambda _: kernel
+    kernel.documents.connect()
+    kernel.documents.receive(FrontEnd().document())
+    session = runtime.use_session(llamanb.ChatSession(scripted_engine))
+    session.add_message("user", "x" * 300_000)
+    runtime.publish()
+    assert kernel.notices() == []
+    session.rewind(1)
+    session.add_message("user", "y" * 800_000)
+    runtime.publish()
+    runtime.publish()
+    (notice,) = kernel.notices()
+    assert notice == "The conversations in this notebook take 1.1 MB; %chat_prune would free 0.3 MB of that."

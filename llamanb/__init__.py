@@ -5,6 +5,7 @@ Names are imported when they are first used: loading the extension loads no mode
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from llamanb.runtime import active_session, use_session
     from llamanb.sampling import SamplingParams
     from llamanb.session import Branch, ChatSession
+    from llamanb.widgets.panel import ChatPanel
 
 __version__ = "0.1.0"
 
@@ -70,6 +72,7 @@ _HOMES = {
     "llamanb.runtime": ("active_session", "use_session"),
     "llamanb.sampling": ("SamplingParams",),
     "llamanb.session": ("Branch", "ChatSession"),
+    "llamanb.widgets.panel": ("ChatPanel",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -94,7 +97,7 @@ def __dir__() -> list[str]:
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics; called by ``%load_ext llamanb``."""
     from llamanb.magics.changing import ChangeMagics
-    from llamanb.magics.chat import current_request
+    from llamanb.magics.chat import current_request, take_out
     from llamanb.magics.commands import ChatMagics
     from llamanb.magics.completion import matcher
     from llamanb.magics.display import Displays
@@ -106,6 +109,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     runtime.settings = ChatConfig(parent=shell)
     runtime.current_request = lambda: current_request(shell)
     displays = Displays()
+    runtime.removed = functools.partial(take_out, runtime, displays)
     shell.register_magics(ChatMagics(shell, runtime, displays), ChangeMagics(shell, runtime, displays))
     shell.Completer.custom_matchers.append(matcher(shell, runtime))
     shell.events.register("pre_run_cell", runtime.start_cell)
@@ -113,6 +117,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     shell.input_transformers_cleanup.append(keep_questions)
     if getattr(shell, "kernel", None) is not None:
         runtime.documents.make_bridge = _make_bridge
+        runtime.make_panel = _make_panel
         runtime.loaded()
 
 
@@ -120,6 +125,12 @@ def _make_bridge(documents: Documents) -> Bridge:
     from llamanb.widgets.bridge import NotebookBridge  # not where no notebook is open: it takes a while to import
 
     return NotebookBridge(documents)
+
+
+def _make_panel(session: ChatSession) -> ChatPanel:
+    from llamanb.widgets.panel import ChatPanel  # as above
+
+    return ChatPanel(session)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:

@@ -91,6 +91,8 @@ class History:
         self.stale: set[str] = set()
         self.remade: dict[str, str] = {}
         """The cells that answered a question again, and the last answer that each of them gave."""
+        self.visited: dict[str | None, str | None] = {}
+        """Where one was last below a message; not stored."""
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -298,9 +300,71 @@ class History:
             raise BranchError(f"{name!r} is the active branch; switch to another one first.")
         del self.branches[name]
 
+    def rename_branch(self, name: str, new: str) -> None:
+        """Give a branch another name; what refers to it follows.
+
+        Raises
+        ------
+        BranchError
+            There is no such branch, or the new name is taken or cannot be one.
+        """
+        record = self.branch(name)
+        if new == name:
+            return
+        check_branch_name(new)
+        if new in self.branches:
+            raise BranchError(f"There is a branch {new!r} already; take another name.")
+        renamed = [replace(record, name=new) if other is record else other for other in self.branches.values()]
+        renamed = [replace(other, from_branch=new) if other.from_branch == name else other for other in renamed]
+        self.branches = {other.name: other for other in renamed}
+        for cell, entries in self.cells.items():
+            self.cells[cell] = [replace(e, branch=new) if e.branch == name else e for e in entries]
+        if self.active == name:
+            self.active = new
+
     def switch(self, name: str) -> None:
         """Make a branch the active one."""
+        self._remember_place()
         self.active = self.branch(name).name
+
+    def go_to(self, id: str) -> None:
+        """Make a message part of the active path, which then goes on to where one was last below it.
+
+        Where a branch leads there, it becomes the active one; else the active one does.
+
+        Raises
+        ------
+        MessageNotFoundError
+            There is no such message.
+        """
+        if id not in self.messages:
+            raise MessageNotFoundError(f"There is no message {id!r} in this session.")
+        if self.on_path(id, self.tip(self.active)):
+            return
+        self._remember_place()
+        leaf = self._last_leaf(id)
+        names = [name for name, record in self.branches.items() if record.tip == leaf]
+        names += [name for name in self.branches if self.on_path(id, self.tip(name))]
+        if names:
+            self.active = names[0]
+        else:
+            self.set_tip(self.active, leaf)
+            self._mark_stale(self.active)
+
+    def _remember_place(self) -> None:
+        tip = self.tip(self.active)
+        self.visited[tip] = None
+        for message in self.ancestors(tip):
+            self.visited[message.parent] = message.id
+
+    def _last_leaf(self, id: str) -> str:
+        """Return where one was last below a message, or else the end of what was said there last."""
+        newest = {message.parent: message.id for message in self.messages.values()}
+        while True:
+            below = self.visited.get(id, newest.get(id))
+            if below is None or below not in self.messages:
+                return id
+            id = below
 
     def adopt(self, branch: str, other: str) -> None:
         """Give `branch` the tip of `other`."""
@@ -414,11 +478,23 @@ class History:
 
     # -- cells --------------------------------------------------------------------------------------------------
 
-    def replace_tip(self, branch: str, tip: str) -> None:
-        """Move a branch to another answer to its last question; the entry of the cell that asked it goes along."""
-        old = self.tip(branch)
-        self.set_tip(branch, tip)
-        self.move_entries(branch, old, tip)
+    def replace_answer(self, branch: str, old: str | None, new: str) -> None:
+        """Move a branch to another answer to a question on it; the entry of the cell that asked it goes along.
+
+        Parameters
+        ----------
+        branch
+            Its name.
+        old
+            The last message of the former answer.
+        new
+            The last message of the new one.
+        """
+        was_tip = self.tip(branch) == old
+        self.set_tip(branch, new)
+        self.move_entries(branch, old, new)
+        if not was_tip:
+            self._mark_stale(branch)
 
     def move_entries(self, branch: str, old: str | None, last: str) -> None:
         """Let the entries on a branch that end at `old` end at `last`, which stands for it."""

@@ -21,6 +21,7 @@ __all__ = [
     "code_block",
     "first_code_block",
     "markdown_html",
+    "markdown_tokens",
     "plain_markdown",
     "side_by_side",
     "transcript_markdown",
@@ -224,12 +225,18 @@ def markdown_html(markdown: str) -> str:
 
     Math is left for the front end to typeset, in dollars.
     """
+    tokens = markdown_tokens(markdown, dollar=r"\$")
+    shown = str(_HTML.renderer.render(tokens, _HTML.options, {}))
+    return shown.replace("<pre>", '<pre style="margin: 0.5em 0">')  # notebooks set it right beside the text around it
+
+
+def markdown_tokens(markdown: str, *, dollar: str) -> list[Token]:
+    """Return the tokens of Markdown made by `answer_markdown`, with `dollar` for each one that opens no math."""
     tokens = _HTML.parse(markdown.replace(_KEPT_DOLLAR, "\ufffd").replace(_DOLLAR, _KEPT_DOLLAR))
     for token in tokens:
         for part in (token, *(token.children or ())):
-            part.content = part.content.replace(_KEPT_DOLLAR, _DOLLAR if _is_code(part) else r"\$")
-    shown = str(_HTML.renderer.render(tokens, _HTML.options, {}))
-    return shown.replace("<pre>", '<pre style="margin: 0.5em 0">')  # notebooks set it right beside the text around it
+            part.content = part.content.replace(_KEPT_DOLLAR, _DOLLAR if _is_code(part) else dollar)
+    return tokens
 
 
 def _is_code(token: Token) -> bool:

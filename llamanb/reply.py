@@ -261,6 +261,11 @@ class AsyncReplyStream(AsyncIterator[Chunk]):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
+    def __del__(self) -> None:
+        # Not left to the stream itself: the thread that fetched the last chunk may hold it for a moment longer.
+        with contextlib.suppress(BaseException):
+            self._stream.close()
+
 
 def _known(error: Exception | None) -> Exception | None:
     """Let no error of another kind out of a session."""

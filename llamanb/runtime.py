@@ -21,6 +21,7 @@ from llamanb.persistence.patch import same
 from llamanb.persistence.schema import CELL_ID, dump_history, load_history
 from llamanb.session import ChatSession
 from llamanb.settings import ChatConfig
+from llamanb.wording import counted
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionResult
@@ -64,6 +65,10 @@ class Runtime:
         self.documents = Documents()
         self.documents.arrived = self._on_arrival
         self.current_request: Callable[[], Request] = lambda: Request({})
+        self.make_panel: Callable[[ChatSession], Any] | None = None
+        self.removed: Callable[[ChatSession, set[str]], None] = lambda *_: None
+        """Takes messages that are gone for good out of what cells show."""
+        self._panels: dict[int, Any] = {}
         self._engines: dict[Path, Engine] = {}
         self._request: Request | None = None
         self._runs: dict[str, CellRun] = {}
@@ -135,6 +140,45 @@ class Runtime:
         self.active_name = name
         return session
 
+    def panel(self, session: ChatSession) -> Any:
+        """Return the panel on a session; there is one for each, shown in as many places as wanted.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Nothing here can show a panel.
+        """
+        if self.make_panel is None:
+            raise InvalidArgumentError("A panel needs a notebook; in a terminal, use %chat and %chat_history.")
+        panel = self._panels.get(id(session))
+        if panel is None or panel.comm is None:
+            panel = self._panels[id(session)] = self.make_panel(session)
+        return panel
+
+    def remove(self, session: ChatSession, ids: list[str], act: Callable[[], Any]) -> None:
+        """Remove messages of a session for good by `act`, and take them out of the outputs that show them."""
+        gone = set(ids)
+        emptied = session.history.cells_of(gone)
+        act()
+        if any(other is session for other in self.sessions.values()):
+            self.removed(session, gone)
+            self.documents.clear_outputs(emptied)  # those that earlier kernels made too
+
+    def prune(self, session: ChatSession, expected: object = None) -> int:
+        """Remove the messages that no branch leads to; return how many there were.
+
+        Raises
+        ------
+        InvalidArgumentError
+            There are not as many as `expected`, which the person was told.
+        """
+        gone = session.history.unreachable()
+        if expected is not None and len(gone) != expected:
+            raise InvalidArgumentError(f"By now {counted(len(gone), 'message')} would be removed; look again.")
+        if gone:
+            self.remove(session, gone, session.prune)
+        return len(gone)
+
     def carried(self, metadata: dict[str, Any]) -> dict[str, Any]:
         """Return what an output is to carry: nothing where the document has it, or is not to have it."""
         return metadata if self.settings.persist and not self.documents.connected else {}
@@ -156,15 +200,17 @@ class Runtime:
             run = self._runs.get(name)
             if run is None or run.history is not other.history:
                 run = self._runs[name] = CellRun(other.history, request.cell)
-            run.begin()
+            with other.lock:
+                run.begin()
         return self._runs[self.name_of(session)]
 
     def finish_request(self, *_: object) -> None:
         """Settle what the last cell did, after its last answer, and write it into the open documents."""
         answered_somewhere = any(run.answered for run in self._runs.values())
         left_behind: set[str] = set()
-        for run in self._runs.values():
-            left_behind |= run.finish(moved=answered_somewhere)
+        for name, run in self._runs.items():
+            with self.sessions[name].lock:
+                left_behind |= run.finish(moved=answered_somewhere)
             if run.answered:
                 self._say_if_out_of_order(run)
         if left_behind:
@@ -218,6 +264,14 @@ class Runtime:
             self.finish_request()
             self._merge()
             self.publish()
+        for session in self.sessions.values():
+            session.changed()
+
+    def settle(self) -> None:
+        """Write into the open documents what a panel has changed, unless a cell is answering, which does so itself."""
+        with self._gate:
+            if not self._runs:
+                self.publish()
 
     def _on_arrival(self) -> None:
         """A document has come, in any thread: between two cells it is taken in at once, else when there is time."""

@@ -19,7 +19,7 @@ from llamanb.errors import (
     SessionClosedError,
 )
 from llamanb.history import History, Reference, check_branch_name
-from llamanb.messages import Content, FinishReason, Message, storable
+from llamanb.messages import Content, FinishReason, Message, Usage, storable
 from llamanb.persistence.schema import dump_history, keep_unstored, load_defaults, load_history
 from llamanb.reply import AsyncReplyStream, Reply, ReplyGroup, ReplyStream, finished
 from llamanb.sampling import MAX_SEED, SamplingParams, derive_seed
@@ -27,7 +27,7 @@ from llamanb.sampling import MAX_SEED, SamplingParams, derive_seed
 MAX_ALTERNATIVES = 100
 """The most answers at one place; more than anybody reads, and few enough that a slip of the finger costs little."""
 
-__all__ = ["Branch", "ChatSession", "Reply", "ReplyStream", "check_count"]
+__all__ = ["Answering", "Branch", "ChatSession", "Reply", "ReplyStream", "check_count"]
 
 
 class _Conversation:
@@ -83,10 +83,17 @@ class _Conversation:
         session, branch = self._place()
         return session.ask_many([branch] * check_count(n), prompt, options).replies
 
-    def regenerate(self, **options: Any) -> Reply:
-        """Answer the last user message again; the new answer is a sibling of the old one, which stays in the tree.
+    def regenerate(self, at: Reference | None = None, **options: Any) -> Reply:
+        """Answer a user message again; the new answer is a sibling of the old one, which stays in the tree.
 
         The seed counts up from that of the first answer. Greedy sampling gives the same answer again.
+
+        Parameters
+        ----------
+        at
+            A message of the branch: its question is answered again, and the branch ends there. By default the tip.
+        **options
+            As in `send`.
 
         Raises
         ------
@@ -94,7 +101,27 @@ class _Conversation:
             The branch has no user message.
         """
         session, branch = self._place()
-        return session.answer_again(branch, options).replies[0]
+        return session.answer_again(branch, options, at=at).replies[0]
+
+    def continue_answer(self, at: Reference = -1, **options: Any) -> Reply:
+        """Go on with an answer that was cut off; the whole is a sibling of it, on which the branch then ends.
+
+        Parameters
+        ----------
+        at
+            The answer; by default the last one.
+        **options
+            As in `send`; `max_tokens` counts what is added.
+
+        Raises
+        ------
+        BranchError
+            There is no answer there, or it ended by itself.
+        InvalidArgumentError
+            It was held to a schema or a grammar, or ended while the model was reasoning.
+        """
+        session, branch = self._place()
+        return session.go_on_with(branch, at, options).replies[0]
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -102,7 +129,7 @@ class _Conversation:
     def messages(self) -> list[Message]:
         """The path, root first."""
         session, branch = self._place()
-        with session._lock:
+        with session.lock:
             return session.history.branch_path(branch)
 
     @property
@@ -137,8 +164,7 @@ class _Conversation:
             Another system prompt: the path is copied below it, with new ids, and the originals stay.
         """
         session, branch = self._place()
-        with session._lock:
-            session._require_open()
+        with session._changing():
             return session._fork(branch, name, at, system)
 
     def rewind(self, n: int = 1) -> None:
@@ -224,8 +250,12 @@ class ChatSession(_Conversation):
         self.sampling = sampling if sampling is not None else SamplingParams()
         self.history = History()
         self._system = system
-        self._lock = threading.RLock()
-        self._answering: list[_Answering] = []
+        self.lock = threading.RLock()
+        """Held by who changes the history, and by who reads it in another thread."""
+        self._answering: list[Answering] = []
+        self._watchers: list[Callable[[], None]] = []
+        self.last_usage: Usage | None = None
+        """What the last answer cost."""
         self._closed = False
         if system is not None:
             self.history.set_system(self.history.active, system)
@@ -268,7 +298,7 @@ class ChatSession(_Conversation):
             A name is given twice or cannot be that of a branch; nothing was asked.
         """
         _check_names(branches)
-        with self._lock:
+        with self.lock:
             self._require_open()
             before = dict(self.history.branches)
             try:
@@ -283,28 +313,46 @@ class ChatSession(_Conversation):
 
     def switch(self, name: str) -> Branch:
         """Make a branch the active one."""
-        with self._lock:
-            self._require_open()
-            self.history.switch(name)
+        with self._changing() as history:
+            history.switch(name)
             return self.active
+
+    def go_to(self, message_id: str) -> Branch:
+        """Make a message part of the active path, which then goes on to where one was last below it.
+
+        Where a branch leads there, it becomes the active one; else the active branch is moved there, and what it said
+        until now stays in the tree.
+        """
+        with self._changing(self.history.active) as history:
+            history.go_to(message_id)
+            return self.active
+
+    def rename(self, name: str, new: str) -> Branch:
+        """Give a branch another name."""
+        with self._changing(name) as history:
+            history.rename_branch(name, new)
+            return Branch(self, new)
+
+    def remove_branch(self, name: str) -> None:
+        """Forget a branch that is not the active one; its messages stay until they are pruned."""
+        with self._changing(name) as history:
+            history.remove_branch(name)
 
     def prune(self) -> int:
         """Remove the messages that no branch leads to, for good; return how many there were."""
-        with self._lock:
-            self._require_open()
+        with self._changing() as history:
             if self._answering:
                 raise SessionBusyError("A branch is answering; prune when it has ended.")
-            return self.history.prune()
+            return history.prune()
 
     def clear(self) -> None:
         """Remove all branches and messages for good; the system prompt and the sampling stay."""
-        with self._lock:
-            self._require_open()
+        with self._changing() as history:
             if self._answering:
                 raise SessionBusyError("A branch is answering; clear the session when it has ended.")
-            self.history.clear()
+            history.clear()
             if self._system is not None:
-                self.history.set_system(self.history.active, self._system)
+                history.set_system(history.active, self._system)
 
     # -- the system prompt --------------------------------------------------------------------------------------
 
@@ -337,7 +385,7 @@ class ChatSession(_Conversation):
 
         With `shared`, its messages are what all such forms share, quick to make and not to be changed.
         """
-        with self._lock:
+        with self.lock:
             return {
                 **dump_history(self.history, shared=shared),
                 "system": self._system,
@@ -371,9 +419,10 @@ class ChatSession(_Conversation):
             The data does not have the form of `to_dict`.
         """
         other = ChatSession.from_dict(data, self.engine)
-        with self._lock:
+        with self.lock:
             keep_unstored(other.history, self.history)
             self.history, self._system, self.sampling = other.history, other._system, other.sampling
+        self.changed()
 
     # -- ending -------------------------------------------------------------------------------------------------
 
@@ -390,6 +439,38 @@ class ChatSession(_Conversation):
     def __repr__(self) -> str:
         return f"<ChatSession, {len(self.history.messages)} messages, active branch {self.history.active!r}>"
 
+    # -- who looks at it ----------------------------------------------------------------------------------------
+
+    def cancel(self, branch: str | None = None) -> int:
+        """Ask the answers of a branch, by default the active one, to stop at once; return how many there were.
+
+        May be called from any thread. What they have said so far is kept.
+        """
+        with self.lock:
+            branch = branch or self.history.active
+            running = [answer for answer in self._answering if answer.branch == branch]
+        for answer in running:
+            answer.generation.cancel()
+        return len(running)
+
+    def snapshot(self) -> tuple[History, list[Answering]]:
+        """Return the history as it is now, for reading in any thread, and the answers that are being written."""
+        with self.lock:
+            return self.history.copy(), list(self._answering)
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Have `watcher` called, in any thread, when the conversation has changed or an answer begins or ends."""
+        self._watchers.append(watcher)
+
+    def unwatch(self, watcher: Callable[[], None]) -> None:
+        """Call `watcher` no more."""
+        self._watchers.remove(watcher)
+
+    def changed(self) -> None:
+        """Tell those who watch that there is something new; for who changes the history itself."""
+        for watcher in list(self._watchers):
+            watcher()
+
     # -- how answers come about ---------------------------------------------------------------------------------
 
     def _require_open(self) -> None:
@@ -404,7 +485,7 @@ class ChatSession(_Conversation):
         if any(a.branch == branch for a in self._answering):
             raise SessionBusyError(f"Branch {branch!r} is answering; wait for it, or fork and ask there.")
 
-    def _changing(self, branch: str) -> _Changing:
+    def _changing(self, branch: str | None = None) -> _Changing:
         return _Changing(self, branch)
 
     def _fork(self, branch: str, name: str, at: Reference | None, system: str | None) -> Branch:
@@ -417,12 +498,12 @@ class ChatSession(_Conversation):
         return Branch(self, name)
 
     def _ask(self, branch: str, prompt: Content, options: dict[str, Any]) -> ReplyStream:
-        with self._lock:
+        with self.lock:
             return self._start([self._question(branch, prompt)], options)[0]
 
     def ask_many(self, branches: Sequence[str], prompt: Content, options: dict[str, Any]) -> ReplyGroup:
         """Ask on several branches at once; one that is named again gets further answers at the same place."""
-        with self._lock:
+        with self.lock:
             questions = [self._question(branch, prompt) for branch in branches]
             for question in questions:
                 question.moved = questions[0].moved
@@ -435,24 +516,56 @@ class ChatSession(_Conversation):
         message = Message.create("user", prompt, parent=path[-1].id if path else None)
         return _Question(branch, [*path, message])
 
-    def answer_again(self, branch: str, options: dict[str, Any], cell: str | None = None) -> ReplyGroup:
-        """Answer the last user message of a branch again, as `regenerate` does.
+    def answer_again(
+        self, branch: str, options: dict[str, Any], cell: str | None = None, at: Reference | None = None
+    ) -> ReplyGroup:
+        """Answer a user message of a branch again, as `regenerate` does.
 
         A cell that did so before, and whose answer has given way to another one, gives the same answer as then.
         """
-        with self._lock:
+        with self.lock:
             self._require_ready(branch)
-            path = self.history.branch_path(branch)
-            while path and path[-1].role != "user":
-                path.pop()
-            if not path:
-                raise BranchError(f"Branch {branch!r} has no user message to answer.")
-            answers = self.history.children(path[-1].id)
+            path, replaced = self._asked(branch, at)
             former = self.history.remade.get(cell or "")
             if former == self.history.tip(branch):
                 former = None
-            seeds = {dict(answer.sampling or {}).get("seed") for answer in answers if answer.id != former}
-            return ReplyGroup(self._start([_Question(branch, path, seeds)], options))
+            question = _Question(branch, path, self._seeds(path, former), replaced=replaced)
+            return ReplyGroup(self._start([question], options))
+
+    def go_on_with(self, branch: str, at: Reference, options: dict[str, Any]) -> ReplyGroup:
+        """Go on with an answer that was cut off, as `continue_answer` does."""
+        with self.lock:
+            self._require_ready(branch)
+            id = self.history.resolve(at, branch)
+            path, replaced = self._asked(branch, id)
+            begun = self.history.messages[id] if id is not None else None
+            if begun is None or begun.id != replaced or begun.role != "assistant":
+                raise BranchError("Only the last message of an answer can be gone on with.")
+            _require_cut_off(begun)
+            question = _Question(branch, path, self._seeds(path, None), replaced=replaced, begun=begun)
+            return ReplyGroup(self._start([question], options))
+
+    def _asked(self, branch: str, at: Reference | None) -> tuple[list[Message], str]:
+        """Return the path to the question that a message of a branch belongs to, and the last message of its answer."""
+        id = self.history.tip(branch) if at is None else self.history.resolve(at, branch)
+        path = self.history.branch_path(branch)
+        ids = [message.id for message in path]
+        if id is not None and id not in ids:
+            raise BranchError(f"Message {id!r} is not on branch {branch!r}.")
+        end = ids.index(id) + 1 if id is not None else 0
+        while end and path[end - 1].role != "user":
+            end -= 1
+        if not end:
+            raise BranchError(f"Branch {branch!r} has no user message to answer.")
+        last = end
+        while last < len(path) and path[last].role != "user":
+            last += 1
+        return path[:end], ids[last - 1]
+
+    def _seeds(self, path: list[Message], former: str | None) -> set[Any]:
+        """Return the seeds of the answers to a question, but for one."""
+        answers = self.history.children(path[-1].id)
+        return {dict(answer.sampling or {}).get("seed") for answer in answers if answer.id != former}
 
     def _start(self, questions: Sequence[_Question], options: dict[str, Any]) -> list[ReplyStream]:
         """Start the answers to some questions, all or none.
@@ -473,21 +586,28 @@ class ChatSession(_Conversation):
         generations: list[Generation] = []
         try:
             for question in questions:
-                tokens = engine.encode(question.path)
-                generations.append(engine.submit(GenerationRequest(tuple(question.path), tokens, question.sampling)))
+                tokens, messages = engine.encode(question.path), question.path
+                if question.begun is not None:
+                    tokens, messages = [*tokens, *engine.tokenize(question.begun.text)], [*messages, question.begun]
+                generations.append(engine.submit(GenerationRequest(tuple(messages), tokens, question.sampling)))
         except BaseException:
             for generation in generations:
                 generation.cancel()
             raise
-        return [self._stream(*pair, engine) for pair in zip(questions, generations, strict=True)]
+        streams = [self._stream(*pair, engine) for pair in zip(questions, generations, strict=True)]
+        self.changed()
+        return streams
 
     def _stream(self, question: _Question, generation: Generation, engine: Engine) -> ReplyStream:
-        answering = _Answering(question.branch)
+        answering = Answering(question.branch, tuple(question.path), question.begun, generation)
 
         def commit(result: GenerationResult) -> Reply:
-            with self._lock:
+            with self.lock:
                 self._answering.remove(answering)
-                return self._commit(question, engine, result)
+                self.last_usage = result.usage
+                reply = self._commit(question, engine, result)
+            self.changed()
+            return reply
 
         def settle() -> None:
             generation.cancel()
@@ -515,12 +635,13 @@ class ChatSession(_Conversation):
 
     def _store(self, question: _Question, engine: Engine, result: GenerationResult) -> tuple[Message, ...]:
         asked = self.history.add(question.path[-1])
+        begun = question.begun
         answer = self.history.add(
             Message.create(
                 "assistant",
-                result.text,
+                result.text if begun is None else begun.text + result.text,
                 parent=asked.id,
-                reasoning=result.reasoning,
+                reasoning=result.reasoning if begun is None else begun.reasoning,
                 tool_calls=result.tool_calls,
                 finish_reason=result.finish_reason,
                 model=engine.fingerprint,
@@ -530,7 +651,8 @@ class ChatSession(_Conversation):
         if question.branch not in question.moved:
             question.moved.add(question.branch)
             if self.history.on_path(asked.id, self.history.tip(question.branch)):
-                self.history.replace_tip(question.branch, answer.id)
+                replaced = question.replaced or self.history.tip(question.branch)
+                self.history.replace_answer(question.branch, replaced, answer.id)
             else:
                 self.history.set_tip(question.branch, answer.id)
         return asked, answer
@@ -541,43 +663,66 @@ class _Question:
     """A path that ends in a user message, to be answered on a branch.
 
     `seeds` gave the answers that are there; `moved` holds the branches that go on from an answer already, and is shared
-    by questions that are asked together.
+    by questions that are asked together. `replaced` ends the answer that gives way, and `begun` is one to go on with.
     """
 
     branch: str
     path: list[Message]
     seeds: set[Any] = field(default_factory=set)
     moved: set[str] = field(default_factory=set)
+    replaced: str | None = None
+    begun: Message | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(eq=False)
-class _Answering:
-    """An answer that is not in the tree yet: who reads it, and what puts it there if nobody does."""
+class Answering:
+    """An answer that is not in the tree yet.
+
+    Parameters
+    ----------
+    branch
+        The branch that it will be on.
+    path
+        What it answers, root first.
+    begun
+        The cut-off answer that it goes on with.
+    generation
+        How far it is.
+    stream, settle
+        Who reads it, and what puts it into the tree if nobody does.
+    """
 
     branch: str
+    path: tuple[Message, ...]
+    begun: Message | None
+    generation: Generation
     stream: Callable[[], ReplyStream | None] = lambda: None
     settle: Callable[[], None] = lambda: None
 
 
 class _Changing:
-    """Holds the session's lock while a command changes a branch that must not be answering."""
+    """Holds the session's lock while a command changes it, or a branch of it that must not be answering."""
 
-    def __init__(self, session: ChatSession, branch: str) -> None:
+    def __init__(self, session: ChatSession, branch: str | None) -> None:
         self._session = session
         self._branch = branch
 
     def __enter__(self) -> History:
-        self._session._lock.acquire()
+        self._session.lock.acquire()
         try:
-            self._session._require_ready(self._branch)
+            if self._branch is None:
+                self._session._require_open()
+            else:
+                self._session._require_ready(self._branch)
         except BaseException:
-            self._session._lock.release()
+            self._session.lock.release()
             raise
         return self._session.history
 
     def __exit__(self, *_: object) -> None:
-        self._session._lock.release()
+        self._session.lock.release()
+        self._session.changed()
 
 
 class _Branches(Mapping[str, Branch]):
@@ -628,6 +773,21 @@ def check_count(n: int) -> int:
     if not 1 <= n <= MAX_ALTERNATIVES:
         raise InvalidArgumentError(f"The number of answers is {n}; it must be from 1 to {MAX_ALTERNATIVES}.")
     return n
+
+
+def _require_cut_off(answer: Message) -> None:
+    if answer.finish_reason not in (FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.ERROR):
+        raise BranchError("This answer ended by itself; there is nothing to go on with. Ask for more instead.")
+    sampling = dict(answer.sampling or {})
+    if sampling.get("json_schema") is not None or sampling.get("grammar") is not None:
+        raise InvalidArgumentError(
+            "An answer that is held to a schema or a grammar cannot be gone on with; regenerate it with a larger "
+            "max_tokens."
+        )
+    if answer.reasoning is not None and not answer.text:
+        raise InvalidArgumentError(
+            "This answer was cut off while the model was reasoning; regenerate it with a larger max_tokens."
+        )
 
 
 def _require_words(role: str, content: Content) -> None:

@@ -92,23 +92,26 @@ def _owned(history: History, cells: Iterable[str]) -> set[str]:
     return owned
 
 
-def tree_svg(history: History) -> str:
+def tree_svg(history: History, *, interactive: bool = False) -> str:
     """Return the conversation tree as an SVG document.
 
     It is 700 pixels wide. A row is an exchange; the active path is bold and goes straight down on the left, other
     branches turn off to the right, and what no branch leads to is dim and dashed. In a large history straight runs
     are folded into one row each, and if that is not enough, what no branch leads to is only counted.
 
-    Nothing in it is live and it refers to nothing outside; it depends on the history alone.
+    Nothing in it is live and it refers to nothing outside; it depends on the history alone. With `interactive` it is
+    for a page that has colours of its own and acts on clicks: each row is an item of a tree, and names the last of its
+    messages in ``data-message``.
     """
-    return _Picture(history).svg()
+    return _Picture(history, interactive=interactive).svg()
 
 
 class _Picture:
     """Draws from top to bottom; `y` is where the next row begins."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, *, interactive: bool) -> None:
         self.history = history
+        self.interactive = interactive
         self.tree = TreeRows(history)
         self.owned = _owned(history, history.cells)
         self.stale = _owned(history, history.stale)
@@ -123,10 +126,13 @@ class _Picture:
         self._legend()
         height = self.y + EDGE
         size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
+        role, style = ("tree", _SHAPES) if self.interactive else ("img", _STYLE)
+        name = "" if not self.interactive else ' aria-label="Conversation tree"'
+        title = "" if self.interactive else "<title>Conversation tree</title>"
         pieces = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="llamanb-tree" role="img" {size}>',
-            f"<title>Conversation tree</title><desc>{_escaped(_summary(self.history))}</desc>",
-            f"<style>{_STYLE}</style>",
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="llamanb-tree" role="{role}"{name} {size}>',
+            f"{title}<desc>{_escaped(_summary(self.history))}</desc>",
+            f"<style>{style}</style>",
             f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="6"/>',
             *(rail for rails in self.rails.values() for rail in rails),
             *self.marks,
@@ -142,6 +148,7 @@ class _Picture:
             gap = 2 if self.tree.crowded else GAP
             self.y += gap if row.parent else 2 * gap  # another root stands apart
         row.y = self.y + LINE // 2
+        start, top = len(self.marks), self.y
         self._rail(row, x)
         self._dot(x, row.y, row)
         lines = _lines(row)
@@ -152,6 +159,20 @@ class _Picture:
             self._text(left, self.y, (WIDTH - EDGE if index else right) - left, text, f"{style} {row.style}")
             self.y += LINE
         self._labels(left, row.tips)
+        if self.interactive:
+            self.marks[start:] = self._item(row, top, self.marks[start:])
+
+    def _item(self, row: Row, top: int, marks: list[str]) -> list[str]:
+        """Return the marks of a row as an item that can be chosen."""
+        said = " ".join(text for _, text in _lines(row)) + (f" ({', '.join(row.tips)})" if row.tips else "")
+        current = ' aria-current="true"' if row.active else ""
+        names = f'aria-label="{_escaped(_clean(said))}" data-message="{_escaped(row.messages[-1].id)}"'
+        return [
+            f'<g class="row" role="treeitem" tabindex="-1" aria-level="{row.lane + 1}"{current} {names}>',
+            f'<rect class="hit" x="2" y="{top - 3}" width="{WIDTH - 4}" height="{self.y - top + 4}" rx="4"/>',
+            *marks,
+            "</g>",
+        ]
 
     def _rail(self, row: Row, x: int) -> None:
         """Draw the line to a row from the one before it."""
@@ -341,15 +362,16 @@ def _shortened(text: str, width: int, style: str) -> str:
     return text[:end].rstrip(" \u200d") + "…"
 
 
+def _rule(selectors: str, declarations: str) -> str:
+    scoped = ",".join(f".llamanb-tree {selector}".strip() for selector in selectors.split(", "))
+    return f"{scoped}{{{declarations}}}"
+
+
 def _stylesheet() -> str:
-    def rule(selectors: str, declarations: str) -> str:
-        scoped = ",".join(f".llamanb-tree {selector}".strip() for selector in selectors.split(", "))
-        return f"{scoped}{{{declarations}}}"
-
-    shapes = [rule(selectors, declarations) for selectors, declarations in _SHAPE]
-    light = [rule(selectors, f"{what}:{colour}") for selectors, what, colour, _ in _PAINT]
-    dark = [rule(selectors, f"{what}:{colour}") for selectors, what, _, colour in _PAINT]
-    return "".join([*shapes, *light, "@media (prefers-color-scheme:dark){", *dark, "}"])
+    light = [_rule(selectors, f"{what}:{colour}") for selectors, what, colour, _ in _PAINT]
+    dark = [_rule(selectors, f"{what}:{colour}") for selectors, what, _, colour in _PAINT]
+    return "".join([_SHAPES, *light, "@media (prefers-color-scheme:dark){", *dark, "}"])
 
 
+_SHAPES = "".join(_rule(selectors, declarations) for selectors, declarations in _SHAPE)
 _STYLE = _stylesheet()

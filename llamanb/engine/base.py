@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from llamanb.errors import ContextWindowExceededError, InvalidArgumentError, SessionClosedError
-from llamanb.messages import Chunk, FinishReason, Message, ToolCall, Usage
+from llamanb.messages import Chunk, ChunkKind, FinishReason, Message, ToolCall, Usage
 from llamanb.sampling import SamplingParams
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Generation",
     "GenerationRequest",
     "GenerationResult",
+    "Progress",
     "answer_budget",
     "token_bias",
 ]
@@ -58,6 +59,28 @@ class GenerationResult:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How far a generation is, in tokens.
+
+    Parameters
+    ----------
+    n_prompt
+        Tokens of the prompt.
+    n_read
+        How many of them are in the cache by now, those that were there from the start included.
+    n_cached
+        How many were there from the start.
+    n_generated
+        Tokens of the answer so far.
+    """
+
+    n_prompt: int
+    n_read: int = 0
+    n_cached: int = 0
+    n_generated: int = 0
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Where the cells of the cache are, counted in tokens, and how many requests run and wait."""
 
@@ -75,10 +98,13 @@ class EngineStats:
 class Generation:
     """A generation that runs in the engine's thread; iterate over it for its chunks.
 
-    The engine calls `emit` and, exactly once, `finish`. The consumer may call `cancel` from any thread.
+    The engine calls `emit` and, exactly once, `finish`. The consumer may call `cancel` from any thread, and others may
+    look at how far it is.
     """
 
-    def __init__(self, on_cancel: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, on_cancel: Callable[[], None] = lambda: None, n_prompt: int = 0) -> None:
+        self.progress = Progress(n_prompt)
+        self._so_far: list[Chunk] = []
         self._chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
         self._on_cancel = on_cancel
         self._cancelled = threading.Event()
@@ -102,6 +128,7 @@ class Generation:
 
     def emit(self, chunk: Chunk) -> None:
         """Hand a chunk to the consumer."""
+        self._so_far.append(chunk)
         self._chunks.put(chunk)
         self._listener()
 
@@ -111,6 +138,10 @@ class Generation:
         self._finished.set()
         self._chunks.put(None)
         self._listener()
+
+    def so_far(self, kind: ChunkKind = "answer") -> str:
+        """Return the text so far, whoever has read it."""
+        return "".join([chunk.text for chunk in self._so_far if chunk.kind == kind])
 
     def __iter__(self) -> Iterator[Chunk]:
         while (chunk := self._next()) is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from llamanb.engine.base import Clock, Generation, GenerationRequest, GenerationResult
+from llamanb.engine.base import Clock, Generation, GenerationRequest, GenerationResult, Progress
 from llamanb.engine.cache import CacheBook, Compact, Drop, Park, Placement, Restore, Share, Step, Trim, common_prefix
 from llamanb.engine.parsing import TextAssembler
 from llamanb.errors import DecodeError, LlamanbError, SessionClosedError
@@ -111,6 +111,11 @@ class _Slot:
     def seq_id(self) -> int:
         return self.placement.seq_id
 
+    def note_progress(self) -> None:
+        n_prompt = len(self.request.tokens)
+        n_read = min(self.n_done, n_prompt)
+        self.generation.progress = Progress(n_prompt, n_read, self.placement.n_cached, self.n_generated)
+
     @property
     def decoding(self) -> bool:
         return self.n_generated > 0 and len(self.tokens) - self.n_done == 1
@@ -146,7 +151,7 @@ class Scheduler:
 
     def submit(self, request: GenerationRequest, budget: int) -> Generation:
         """Queue a request."""
-        generation = Generation(self._on_cancel)
+        generation = Generation(self._on_cancel, len(request.tokens))
         with self._changed:
             if self._closing:
                 raise SessionClosedError("The engine is closed; make a new one.")
@@ -266,6 +271,7 @@ class Scheduler:
                 n_cached,
             )
         )
+        self._slots[-1].note_progress()
 
     def _carry_out(self, steps: Sequence[Step]) -> bool:
         """Do on the device what the book decided; false where the sequence must be filled from its start instead."""
@@ -325,6 +331,7 @@ class Scheduler:
             for slot, n in batch:
                 self._book.extend(slot.seq_id, slot.tokens[slot.n_done : slot.n_done + n])
                 slot.n_done += n
+                slot.note_progress()
         for slot, _ in batch:
             if id(slot) in logits_at:
                 self._take(slot, slot.sampler.sample(logits_at[id(slot)]))
@@ -364,6 +371,7 @@ class Scheduler:
             self._finish(slot, FinishReason.STOP)
             return
         slot.n_generated += 1
+        slot.note_progress()
         self._show(slot, slot.assembler.feed(self._device.piece(token)))
         if slot.assembler.stopped:
             self._finish(slot, FinishReason.STOP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import threading
 import time
@@ -15,6 +16,7 @@ from llamanb.engine.base import (
     Generation,
     GenerationRequest,
     GenerationResult,
+    Progress,
     answer_budget,
     require_open,
     token_bias,
@@ -145,7 +147,7 @@ class ScriptedEngine:
         budget = answer_budget(request, self._n_ctx)
         with self._lock:
             reply = self._next_reply()
-        generation = Generation()
+        generation = Generation(n_prompt=len(request.tokens))
         thread = threading.Thread(
             target=self._run, args=(request, generation, reply, budget), name="llamanb-scripted", daemon=True
         )
@@ -178,6 +180,7 @@ class ScriptedEngine:
                 finish = FinishReason.CANCELLED
             else:
                 n_cached = placement.n_cached
+                generation.progress = Progress(len(prompt), len(prompt), n_cached)
                 script = _script(reply, request)
                 clock.first_token = time.perf_counter()
                 finish = self._speak(script, budget, generation, progress)
@@ -211,6 +214,7 @@ class ScriptedEngine:
                 self._show(generation, progress.assembler.finish())
                 return FinishReason.LENGTH
             progress.n_generated += 1
+            generation.progress = dataclasses.replace(generation.progress, n_generated=progress.n_generated)
             self._show(generation, progress.assembler.feed(bytes([byte])))
             if progress.assembler.stopped:
                 return FinishReason.STOP

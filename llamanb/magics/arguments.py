@@ -186,6 +186,7 @@ _LINE_MAGICS: dict[str, tuple[str, ...]] = {
     "chat_prune": ("-y/--yes",),
     "chat_branches": (),
     "chat_tree": (),
+    "chat_panel": (),
     "chat_history": ("branch?",),
     "chat_show": ("branch?",),
     "chat_context": ("branch?",),

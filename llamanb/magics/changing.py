@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from IPython.core.magic import line_magic, magics_class, no_var_expand
 
 from llamanb.errors import InvalidArgumentError
-from llamanb.history import Exchange, History
+from llamanb.history import History
 from llamanb.magics.arguments import line_parser, raw_words
 from llamanb.magics.base import ChatCommands
 from llamanb.magics.chat import regenerate
 from llamanb.magics.mistakes import one_line
 from llamanb.messages import preview
-from llamanb.persistence.notebook import exchange_metadata, fold_outputs, read_document, read_notebook
-from llamanb.reply import Reply
+from llamanb.persistence.notebook import fold_outputs, read_document, read_notebook
 from llamanb.session import ChatSession
 from llamanb.settings import ChatConfig
 from llamanb.wording import counted
@@ -197,22 +196,11 @@ class ChangeMagics(ChatCommands):
             session.sampling = session.sampling.replace(**{name: value})
 
     def _remove(self, session: ChatSession, ids: list[str], act: Callable[[], Any], all_: str, *, yes: bool) -> None:
-        """Remove messages for good, after asking, and draw the outputs that show them anew, without them."""
+        """Remove messages for good, after asking."""
         if not self.confirmed(f"Remove {all_}{counted(len(ids), 'message')} for good?", yes=yes):
             print("Nothing was removed.")
             return
-        gone = set(ids)
-        emptied = session.history.cells_of(gone)
-        act()
-        name = self.runtime.name_of(session)
-
-        def metadata(replies: Sequence[Reply]) -> dict[str, Any]:
-            exchanges = [Exchange(reply.branch, reply.messages) for reply in replies]
-            return self.runtime.carried(exchange_metadata(name, session.history, exchanges))
-
-        for shown in self.displays.holding(name, gone):
-            shown.remove(gone, metadata)
-        self.runtime.documents.clear_outputs(emptied)  # those that earlier kernels made too
+        self.runtime.remove(session, ids, act)
         print(f"Removed {counted(len(ids), 'message')}.")
 
 

@@ -21,7 +21,7 @@ from llamanb.reply import Reply, ReplyGroup
 from llamanb.runtime import Request, Runtime
 from llamanb.session import ChatSession, check_count
 
-__all__ = ["ask", "current_request", "regenerate"]
+__all__ = ["ask", "current_request", "regenerate", "take_out"]
 
 _SAMPLING_OPTIONS = ("temperature", "max_tokens", "seed", "top_p", "top_k", "min_p", "stop")
 
@@ -56,7 +56,8 @@ def ask(shell: InteractiveShell, runtime: Runtime, displays: Displays, line: str
     run = runtime.cell_run(session, request)
     system_before = session.system
     try:
-        branches = _branches(session, run, arguments)
+        with session.lock:
+            branches = _branches(session, run, arguments)
         group = session.ask_many(branches * arguments.n, prompt, options)
         show = _display(arguments, request, _titles(branches, arguments.n))
         replies = _answer(runtime, displays, session, run, group, show)
@@ -94,6 +95,18 @@ def regenerate(shell: InteractiveShell, runtime: Runtime, displays: Displays, ar
             displays.add(runtime.name_of(session), show)
     if arguments.out:
         shell.user_ns[arguments.out] = reply
+
+
+def take_out(runtime: Runtime, displays: Displays, session: ChatSession, gone: set[str]) -> None:
+    """Draw the outputs that show any of these messages anew, without them."""
+    name = runtime.name_of(session)
+
+    def metadata(replies: Sequence[Reply]) -> dict[str, Any]:
+        exchanges = [Exchange(reply.branch, reply.messages) for reply in replies]
+        return runtime.carried(exchange_metadata(name, session.history, exchanges))
+
+    for shown in displays.holding(name, gone):
+        shown.remove(gone, metadata)
 
 
 def _branches(session: ChatSession, run: CellRun, arguments: argparse.Namespace) -> list[str]:
@@ -150,7 +163,8 @@ def _answer(
         replies = group.replies
         exchanges = [Exchange(reply.branch, reply.messages) for reply in replies if reply.messages]
         for branch in dict.fromkeys(exchange.branch for exchange in exchanges):
-            run.own(next(exchange for exchange in exchanges if exchange.branch == branch))
+            with session.lock:
+                run.own(next(exchange for exchange in exchanges if exchange.branch == branch))
         if exchanges:
             name = runtime.name_of(session)
             show.finish(replies, runtime.carried(exchange_metadata(name, session.history, exchanges)))

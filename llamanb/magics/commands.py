@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable
 
 from IPython.core.magic import line_cell_magic, line_magic, magics_class, no_var_expand
+from IPython.display import display
 
 from llamanb.history import History
 from llamanb.magics.arguments import CHAT_HELP
@@ -161,6 +162,20 @@ class ChatMagics(ChatCommands):
         answers = [message for message in messages if message.role == "assistant"][-1:]
         data = bundle(answers[0].text, "md") if answers else {"text/plain": "(no answers yet)"}
         self._view(session, data, [answer.id for answer in answers])
+
+    @line_magic
+    @no_var_expand
+    @one_line
+    def chat_panel(self, line: str) -> None:
+        """%chat_panel     Show the conversation in a panel, to go on with it there.
+
+          -s NAME     another session
+
+        Cells and the panel are one conversation. Shown twice, it is one panel in two places.
+
+          Example:   %chat_panel
+        """
+        display(self.runtime.panel(self.session(self.parse("chat_panel", line))))
 
     @line_magic
     @no_var_expand

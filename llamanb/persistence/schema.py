@@ -115,7 +115,8 @@ def dump_history(history: History, *, shared: bool = False) -> dict[str, Any]:
 
 
 def keep_unstored(history: History, former: History) -> None:
-    """Keep what a former version of a history knows of cells whose ids are not stored: good for one kernel's life."""
+    """Keep what a former version of a history knows that is good for one kernel's life, and not stored."""
+    history.visited = dict(former.visited)
     for cell, entries in former.cells.items():
         if not CELL_ID.fullmatch(cell) and all({e.first, e.last} <= history.messages.keys() for e in entries):
             history.cells[cell] = list(entries)

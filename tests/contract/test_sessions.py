@@ -388,3 +388,78 @@ def test_what_the_model_sees_can_be_shown_and_counted(session: ChatSession) -> N
     assert preface == session.engine.render(session.messages, add_generation_prompt=False)
     assert session.n_tokens == len(session.engine.encode(session.messages, add_generation_prompt=False))
     assert session.count_tokens("Be brief.") > 1
+
+
+def test_an_earlier_question_is_answered_again_and_the_branch_ends_there(session: ChatSession) -> None:
+    first = session.send("Name a colour.")
+    session.send("Another one.")
+    again = session.regenerate(at=first.messages[-1].id, temperature=1.5)
+    assert roles(session) == ["system", "user", "assistant"]
+    assert again.messages[0] == first.messages[0]
+    assert session.messages[-1] == again.messages[-1]
+    assert session.regenerate(at=1, temperature=1.5).messages[0] == first.messages[0]
+    with pytest.raises(llamanb.BranchError, match="no user message"):
+        session.regenerate(at=0)
+
+
+def test_a_cut_off_answer_goes_on_as_if_it_had_not_been_cut_off(engine: Engine) -> None:
+    session = ChatSession(engine, sampling=SamplingParams(temperature=0.0, max_tokens=6))
+    cut = session.send("Count from one to twenty in words.")
+    assert cut.finish_reason is FinishReason.LENGTH
+    whole = session.fork("whole", at=0).regenerate(max_tokens=12)
+    rest = session.continue_answer()
+    if engine.name == "scripted":  # which says its whole script again
+        assert session.messages[-1].text.startswith(cut.text)
+    else:
+        assert session.messages[-1].text == whole.text
+        assert rest.usage.n_cached > len(engine.encode(session.messages[:1]))
+    assert roles(session) == ["user", "assistant"]
+    assert rest.messages[0] == cut.messages[0]
+    assert cut.messages[-1].id in session.history.messages
+
+
+def test_only_an_answer_that_was_cut_off_can_be_gone_on_with(session: ChatSession) -> None:
+    session.send("Name a colour.", max_tokens=2)
+    with pytest.raises(llamanb.BranchError, match="last message of an answer"):
+        session.continue_answer(at=1)
+    session.send("Say it.", max_tokens=200)
+    with pytest.raises(llamanb.BranchError, match="ended by itself"):
+        session.continue_answer()
+
+
+def test_those_who_watch_are_told_of_every_change(session: ChatSession) -> None:
+    n_told = 0
+
+    def watcher() -> None:
+        nonlocal n_told
+        n_told += 1
+
+    session.watch(watcher)
+    for act in (
+        lambda: session.send("Name a colour."), lambda: session.fork("side"), lambda: session.switch("side"),
+        lambda: session.rewind(1), lambda: session.go_to(session.branches["main"].messages[-1].id),
+        lambda: session.rename("side", "other"), lambda: session.add_message("user", "hello"),
+    ):  # fmt: skip
+        before = n_told
+        act()
+        assert n_told > before
+    session.unwatch(watcher)
+    before = n_told
+    session.switch("other")
+    assert n_told == before
+
+
+def test_a_running_answer_can_be_looked_at_and_stopped_by_its_branch(session: ChatSession) -> None:
+    stream = session.stream("Count from one to a hundred.", max_tokens=400)
+    next(stream)
+    _, (answer,) = session.snapshot()
+    assert answer.branch == "main"
+    assert answer.path[-1].text == "Count from one to a hundred."
+    assert answer.generation.so_far()
+    progress = answer.generation.progress
+    assert progress.n_read == progress.n_prompt >= 1
+    assert session.cancel("nowhere") == 0
+    assert session.cancel() == 1
+    reply = stream.reply
+    assert reply.finish_reason in (FinishReason.CANCELLED, FinishReason.STOP)
+    assert session.snapshot()[1] == []

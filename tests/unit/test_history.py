@@ -294,3 +294,54 @@ def test_a_deep_tree_is_drawn_without_recursion() -> None:
     for _ in range(3000):
         history.append("main", "user", "again")
     assert len(history.tree_lines()) == 3000
+
+
+def test_renaming_a_branch_takes_along_what_refers_to_it() -> None:
+    history = History()
+    asked = history.append("main", "user", "one")
+    history.cells["cell"] = [CellEntry("main", asked.id, asked.id)]
+    history.fork("side", asked.id, from_branch="main")
+    history.rename_branch("main", "trunk")
+    assert list(history.branches) == ["trunk", "side"]
+    assert history.active == "trunk"
+    assert history.branches["side"].from_branch == "trunk"
+    assert history.cells["cell"] == [CellEntry("trunk", asked.id, asked.id)]
+    for name, new in (("trunk", "side"), ("trunk", ""), ("nowhere", "x")):
+        with pytest.raises(BranchError):
+            history.rename_branch(name, new)
+    assert list(history.branches) == ["trunk", "side"]
+
+
+def test_going_to_another_message_comes_back_to_where_one_was() -> None:
+    history = History()
+    asked = history.append("main", "user", "one")
+    first = history.append("main", "assistant", "first")
+    more = history.append("main", "user", "more")
+    history.append("main", "assistant", "end")
+    history.set_tip("main", asked.id)
+    second = history.append("main", "assistant", "second")
+    history.go_to(first.id)
+    assert [m.text for m in history.branch_path("main")] == ["one", "first", "more", "end"]
+    history.set_tip("main", more.id)  # where one was last is not where most was said
+    history.go_to(second.id)
+    assert [m.text for m in history.branch_path("main")] == ["one", "second"]
+    history.go_to(first.id)
+    assert [m.text for m in history.branch_path("main")] == ["one", "first", "more"]
+    assert history.active == "main"
+    with pytest.raises(MessageNotFoundError):
+        history.go_to("nowhere")
+
+
+def test_going_to_what_another_branch_says_makes_that_the_active_one() -> None:
+    history = History()
+    asked = history.append("main", "user", "one")
+    mine = history.append("main", "assistant", "mine")
+    history.fork("side", asked.id)
+    theirs = history.append("side", "assistant", "theirs")
+    history.append("side", "user", "and on")
+    history.go_to(theirs.id)
+    assert history.active == "side"
+    assert history.tip("main") == mine.id
+    assert history.branch_path("side")[-1].text == "and on"
+    history.go_to(mine.id)
+    assert history.active == "main"

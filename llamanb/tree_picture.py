@@ -92,10 +92,10 @@ def _owned(history: History, cells: Iterable[str]) -> set[str]:
     return owned
 
 
-def tree_svg(history: History, *, interactive: bool = False) -> str:
+def tree_svg(history: History, width: int = WIDTH, *, interactive: bool = False) -> str:
     """Return the conversation tree as an SVG document.
 
-    It is 700 pixels wide. A row is an exchange; the active path is bold and goes straight down on the left, other
+    It is `width` pixels wide. A row is an exchange; the active path is bold and goes straight down on the left, other
     branches turn off to the right, and what no branch leads to is dim and dashed. In a large history straight runs
     are folded into one row each, and if that is not enough, what no branch leads to is only counted.
 
@@ -103,14 +103,15 @@ def tree_svg(history: History, *, interactive: bool = False) -> str:
     for a page that has colours of its own and acts on clicks: each row is an item of a tree, and names the last of its
     messages in ``data-message``.
     """
-    return _Picture(history, interactive=interactive).svg()
+    return _Picture(history, width, interactive=interactive).svg()
 
 
 class _Picture:
     """Draws from top to bottom; `y` is where the next row begins."""
 
-    def __init__(self, history: History, *, interactive: bool) -> None:
+    def __init__(self, history: History, width: int, *, interactive: bool) -> None:
         self.history = history
+        self.width = width
         self.interactive = interactive
         self.tree = TreeRows(history)
         self.owned = _owned(history, history.cells)
@@ -125,7 +126,7 @@ class _Picture:
         self._what_has_no_row()
         self._legend()
         height = self.y + EDGE
-        size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
+        size = f'width="{self.width}" height="{height}" viewBox="0 0 {self.width} {height}"'
         role, style = ("tree", _SHAPES) if self.interactive else ("img", _STYLE)
         name = "" if not self.interactive else ' aria-label="Conversation tree"'
         title = "" if self.interactive else "<title>Conversation tree</title>"
@@ -133,7 +134,7 @@ class _Picture:
             f'<svg xmlns="http://www.w3.org/2000/svg" class="llamanb-tree" role="{role}"{name} {size}>',
             f"{title}<desc>{_escaped(_summary(self.history))}</desc>",
             f"<style>{style}</style>",
-            f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="6"/>',
+            f'<rect class="card" x="0.5" y="0.5" width="{self.width - 1}" height="{height - 1}" rx="6"/>',
             *(rail for rails in self.rails.values() for rail in rails),
             *self.marks,
             "</svg>\n",
@@ -156,7 +157,7 @@ class _Picture:
             del lines[1:]
         left, right = x + INDENT, self._note(row)
         for index, (style, text) in enumerate(lines):
-            self._text(left, self.y, (WIDTH - EDGE if index else right) - left, text, f"{style} {row.style}")
+            self._text(left, self.y, (self.width - EDGE if index else right) - left, text, f"{style} {row.style}")
             self.y += LINE
         self._labels(left, row.tips)
         if self.interactive:
@@ -169,7 +170,7 @@ class _Picture:
         names = f'aria-label="{_escaped(_clean(said))}" data-message="{_escaped(row.messages[-1].id)}"'
         return [
             f'<g class="row" role="treeitem" tabindex="-1" aria-level="{row.lane + 1}"{current} {names}>',
-            f'<rect class="hit" x="2" y="{top - 3}" width="{WIDTH - 4}" height="{self.y - top + 4}" rx="4"/>',
+            f'<rect class="hit" x="2" y="{top - 3}" width="{self.width - 4}" height="{self.y - top + 4}" rx="4"/>',
             *marks,
             "</g>",
         ]
@@ -199,12 +200,12 @@ class _Picture:
         stale = sum(message.role == "user" for message in row.messages if message.id in self.stale)
         is_stale = not ids.isdisjoint(self.stale)
         if not ids.isdisjoint(self.owned):
-            self._cell(WIDTH - EDGE - 8, row.y, "stale" if is_stale else "")
+            self._cell(self.width - EDGE - 8, row.y, "stale" if is_stale else "")
         words = [f"{max(stale, 1)} stale" if row.folded else "stale"] if is_stale else []
         note = " · ".join([*words, row.choice] if row.choice else words)
         style = "note small stale" if is_stale else "note small"
         width = _width(note, style)
-        left = WIDTH - EDGE - 16 - width
+        left = self.width - EDGE - 16 - width
         if note:
             self._text(left, row.y - LINE // 2, width, note, style)
         return left - 6
@@ -214,14 +215,14 @@ class _Picture:
 
     def _labels(self, left: int, names: Iterable[str]) -> None:
         """Draw the names of branches, side by side as far as there is room."""
-        x = WIDTH
+        x = self.width
         for name in names:
             whole = _clean(name)
             style = "active" if name == self.history.active else ""
             written = f"name small {style}"
-            shown = _shortened(whole, WIDTH - EDGE - left - 16, written)
+            shown = _shortened(whole, self.width - EDGE - left - 16, written)
             width = _width(shown, written) + 16
-            if x + width > WIDTH - EDGE:
+            if x + width > self.width - EDGE:
                 x = left
                 self.y += LABEL + 3
             top = self.y - LABEL
@@ -257,7 +258,7 @@ class _Picture:
             sayings.append(("No messages yet", empty))
         for text, names in sayings:
             self.y += GAP if self.marks else 0
-            self._text(left, self.y, WIDTH - EDGE - left, text, "fold")
+            self._text(left, self.y, self.width - EDGE - left, text, "fold")
             self.y += LINE
             self._labels(left, names)
 
@@ -281,6 +282,10 @@ class _Picture:
         ):
             if not is_there:
                 continue
+            width = _width(saying, "small")
+            if x > EDGE + 2 and x + 22 + width > self.width - EDGE:
+                x, y = EDGE + 2, y + LINE
+                self.y += LINE
             if mark in ("active", "lost"):
                 self.marks.append(f'<path class="{_class("rail", mark)}" d="M{x} {y}h16"/>')
                 self.marks.append(f'<circle class="{_class("dot", mark)}" cx="{x + 8}" cy="{y}" r="4"/>')
@@ -288,7 +293,6 @@ class _Picture:
             elif mark:
                 self._cell(x, y, "" if mark == "cell" else mark)
                 x += 14
-            width = _width(saying, "small")
             self._text(x, y - LINE // 2, width, saying, "key small")
             x += width + 12
 

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import shutil
+import socket
+import subprocess
+import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+SECONDS = 90
+"""How long to wait for a busy machine."""
 
 LOAD = "%load_ext llamanb"
 SCRIPTED = (
@@ -21,6 +37,53 @@ SCRIPTED = (
     "engine = llamanb.ScriptedEngine(lambda r: 'So: ' + r.messages[-1].text)\n"
     "llamanb.use_session(llamanb.ChatSession(engine));"
 )
+
+
+@contextlib.contextmanager
+def serving(folder: Path, own: Path, settings: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """Run a JupyterLab that shows a folder, and give its address.
+
+    Parameters
+    ----------
+    folder
+        What it shows.
+    own
+        Where it keeps settings and state of its own.
+    settings
+        Settings of its plugins, by their names without ``@jupyterlab/``.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    places = {name: str(own / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTERLAB_SETTINGS_DIR")}
+    quiet = {"apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False}}
+    for plugin, values in {**quiet, **(settings or {})}.items():
+        file = own / "JUPYTERLAB_SETTINGS_DIR" / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(values))
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}", "--ip=127.0.0.1"]
+    command += ["--ServerApp.token=", "--ServerApp.password=", f"--ServerApp.root_dir={folder}"]
+    command += ["--LabApp.expose_app_in_browser=True"]
+    with (own / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, env={**os.environ, **places}, stdout=log, stderr=log)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        _wait_for(f"{address}/api", process)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(address, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise RuntimeError("JupyterLab did not start.")
 
 
 class OpenNotebook:
@@ -129,3 +192,47 @@ class OpenNotebook:
 
     def notice(self, text: str) -> None:
         expect(self.page.locator(".llamanb-notice", has_text=text)).to_be_visible()
+
+
+class Panel:
+    """A chat panel, as a person uses it."""
+
+    def __init__(self, page: Page, number: int = 0) -> None:
+        self.page = page
+        self.root = page.locator(".llamanb-panel").nth(number)
+        self.area = self.root.get_by_role("textbox", name="Message", exact=True)
+        self.log = self.root.get_by_role("log")
+
+    def button(self, name: str) -> Locator:
+        return self.root.get_by_role("button", name=name, exact=True)
+
+    def message(self, index: int) -> Locator:
+        """Return one of the messages that the panel shows; -1 is the last."""
+        return self.log.locator(".message").nth(index)
+
+    def act(self, index: int, name: str) -> None:
+        """Press a button of a message."""
+        self.message(index).hover()
+        self.message(index).get_by_role("button", name=name, exact=True).click()
+
+    def send(self, text: str) -> None:
+        self.area.fill(text)
+        self.area.press("Enter")
+
+    def says(self, *texts: str | re.Pattern[str]) -> None:
+        """Wait until the panel shows these messages, and has nothing more to say."""
+        expect(self.log.locator(".message > .text")).to_have_text(list(texts))
+        expect(self.button("Send")).to_be_visible()
+
+    def note(self, text: str | re.Pattern[str]) -> None:
+        """Wait until the last message says this about itself."""
+        expect(self.message(-1).locator("p.note")).to_have_text(text)
+
+    def status(self, text: str | re.Pattern[str]) -> None:
+        expect(self.root.get_by_role("status")).to_have_text(text)
+
+    def choose(self, branch: str) -> None:
+        """Switch to a branch in the menu."""
+        self.root.locator(".branch").click()
+        self.root.get_by_role("group", name="Branches").get_by_role("button", name=re.compile(rf"^{branch}\b")).click()
+        expect(self.root.locator(".branch")).to_have_text(branch)

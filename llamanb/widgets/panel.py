@@ -29,6 +29,7 @@ __all__ = ["ChatPanel"]
 _STATIC = Path(__file__).parent / "static"
 _SECONDS_BETWEEN_UPDATES = 0.08
 _CHARACTERS_PER_UPDATE_RATE = 10_000
+_NARROWEST_TREE, _WIDEST_TREE = 200, 2000  # pixels
 
 
 class ChatPanel(Messenger):
@@ -252,8 +253,9 @@ class ChatPanel(Messenger):
             self.session.changed()
         self._changed()
 
-    def _on_tree(self, _: dict[str, Any]) -> dict[str, str]:
-        return {"svg": tree_svg(self.session.snapshot()[0], interactive=True)}
+    def _on_tree(self, content: dict[str, Any]) -> dict[str, str]:
+        width = min(max(int(content.get("width") or 0), _NARROWEST_TREE), _WIDEST_TREE)
+        return {"svg": tree_svg(self.session.snapshot()[0], width, interactive=True)}
 
     # -- how that is done ---------------------------------------------------------------------------------------
 

@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from front_ends import OpenNotebook
+from front_ends import ARGUMENTS, CHROMIUM, SECONDS, OpenNotebook, serving
 from playwright.sync_api import Page, expect, sync_playwright
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-SECONDS = 90
 
 
 @pytest.fixture
@@ -38,37 +22,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(folder: Path, tmp_path: Path) -> Iterator[str]:
     """The address of a running JupyterLab, with settings and state of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    own = {name: str(tmp_path / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTERLAB_SETTINGS_DIR")}
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}", "--ip=127.0.0.1"]
-    command += ["--ServerApp.token=", "--ServerApp.password=", f"--ServerApp.root_dir={folder}"]
-    command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
-    command += ["--LabApp.expose_app_in_browser=True"]
-    with (tmp_path / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=log)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        wait_for(f"{address}/api", process)
+    with serving(folder, tmp_path) as address:
         yield address
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(address, timeout=5):
-                return
-        except OSError:
-            process_ended = process.poll() is not None
-            if process_ended:
-                break
-            time.sleep(0.2)
-    raise RuntimeError("JupyterLab did not start.")
 
 
 @pytest.fixture

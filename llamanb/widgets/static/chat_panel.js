@@ -8,6 +8,8 @@
 const SLOW_MILLISECONDS = 8000;
 const STICKY_PIXELS = 48;
 const CHECK_MILLISECONDS = 200;
+/** The narrowest tree in which words can be read. */
+const TREE_PIXELS = 260;
 const ICONS = {
   adopt: "M3 8h8M8 5l3 3-3 3M13 3v10",
   branch: "M5 3v10M5 10c0-4 6-2 6-5M11 5a1.5 1.5 0 1 0 0-.1M5 3a1.5 1.5 0 1 0 0-.1M5 13a1.5 1.5 0 1 0 0-.1",
@@ -220,6 +222,8 @@ class View {
     this.count = h("span", { class: "count" });
     this.gauge = h("div", { class: "meter", role: "meter", "aria-label": "Context window", "aria-valuemin": 0 }, h("span", { class: "rail" }, this.meter), this.count);
     this.speed = h("span", { class: "speed" });
+    this.resized = new ResizeObserver(() => this.keepPlace());
+    this.resized.observe(this.log);
     this.root = h(
       "section",
       { class: "llamanb-panel", "aria-label": "Chat", "data-lm-suppress-shortcuts": "true", onkeydown: (event) => this.key(event) },
@@ -238,7 +242,14 @@ class View {
   }
 
   remove() {
+    this.resized.disconnect();
+    this.tree.resized.disconnect();
     this.root.remove();
+  }
+
+  /** Close what opens in the same place as another part. */
+  onlyOpen(part) {
+    for (const other of [this.branches, this.drawer]) if (other !== part && part !== this.tree) other.open(false);
   }
 
   /** @param {KeyboardEvent} event */
@@ -257,10 +268,9 @@ class View {
    * @param {Record<string, any>} [content]
    */
   async ask(kind, content = {}) {
+    this.tell("");
     try {
-      const result = await this.panel.request(kind, content);
-      this.tell("");
-      return result ?? {};
+      return (await this.panel.request(kind, content)) ?? {};
     } catch (error) {
       this.tell(error.message, "error");
       return null;
@@ -426,7 +436,8 @@ class MessageView {
     this.note = h("p", { class: "note", hidden: true });
     this.actions = h("div", { class: "actions", role: "group", "aria-label": "What to do with this message" });
     this.form = h("div", { class: "form" });
-    this.element = h("article", { class: "message" }, this.who, this.thought, this.text, this.cards, this.note, this.form, this.actions);
+    const head = h("div", { class: "message-head" }, this.who, this.actions);
+    this.element = h("article", { class: "message" }, head, this.thought, this.text, this.cards, this.note, this.form);
   }
 
   remove() {
@@ -663,6 +674,9 @@ class Composer {
     if (event.key === "Enter" && !event.shiftKey && !event.ctrlKey && !event.altKey && !event.metaKey) {
       event.preventDefault();
       if (!this.button.disabled && !this.panel.view?.answering) this.send();
+    } else if (event.key === "Enter" && event.shiftKey) {
+      event.preventDefault(); // notebooks keep Shift+Enter from breaking a line
+      document.execCommand("insertText", false, "\n");
     } else if (event.key === "ArrowUp" && this.atEdge("start")) this.recall(1, event);
     else if (event.key === "ArrowDown" && this.back && this.atEdge("end")) this.recall(-1, event);
   }
@@ -732,6 +746,7 @@ class Opening {
 
   open(isOpen) {
     if (isOpen === this.isOpen) return;
+    if (isOpen) this.view.onlyOpen(this);
     this.element.hidden = !isOpen;
     this.button.setAttribute("aria-expanded", String(isOpen));
     if (isOpen) {
@@ -908,15 +923,18 @@ class Tree extends Opening {
     super(panel, view, iconButton("tree", "Conversation tree", () => {}), h("div", { class: "tree", tabindex: -1 }));
     this.element.addEventListener("click", (event) => this.go(event.target.closest(".row")));
     this.element.addEventListener("keydown", (event) => this.key(event));
+    this.resized = new ResizeObserver(() => this.isOpen && this.draw());
+    this.resized.observe(this.element);
   }
 
   async draw() {
     if (!this.isOpen) return;
-    const state = JSON.stringify([this.panel.view.path, this.panel.view.branches, this.panel.view.n_lost]);
+    const width = Math.max(TREE_PIXELS, Math.floor((this.element.clientWidth - 14) / 20) * 20);
+    const state = JSON.stringify([this.panel.view.path, this.panel.view.branches, this.panel.view.n_lost, width]);
     if (state === this.state) return;
     this.state = state;
     const held = this.element.contains(document.activeElement) ? document.activeElement.dataset.message : null;
-    const drawn = await this.view.ask("tree");
+    const drawn = await this.panel.request("tree", { width }).catch((error) => this.view.tell(error.message, "error"));
     if (!drawn) return;
     this.element.innerHTML = drawn.svg;
     const first = this.rows().find((row) => row.dataset.message === held) ?? this.rows().findLast((row) => row.hasAttribute("aria-current")) ?? this.rows()[0];

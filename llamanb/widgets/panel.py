@@ -29,6 +29,8 @@ __all__ = ["ChatPanel"]
 _STATIC = Path(__file__).parent / "static"
 _SECONDS_BETWEEN_UPDATES = 0.08
 _CHARACTERS_PER_UPDATE_RATE = 10_000
+_SECONDS_TO_COPY = 1.0
+"""How long nothing must change before the copy is written: front ends draw it whole each time, though it is hidden."""
 _NARROWEST_TREE, _WIDEST_TREE = 200, 2000  # pixels
 
 
@@ -111,21 +113,21 @@ class ChatPanel(Messenger):
     def _run(self) -> None:
         pause: float | None = None
         while self.comm is not None:
-            self._woken.wait(pause)
+            if not self._woken.wait(pause) and self._transcript.answering() is None:
+                self._keep_copy()
             self._woken.clear()
             pause = self._refresh()
 
     def _refresh(self) -> float | None:
-        """Send what is new; return after how many seconds to look again, where an answer is being written."""
+        """Send what is new; return after how many seconds to look again; where nothing is to be done, ``None``."""
         with self._lock:
             is_new, self._is_new = self._is_new, False
             if is_new:
                 self._send_view()
-                self._keep_copy()
             answer = self._transcript.answering()
             if answer is None:
                 self._last_blocks = []
-                return None
+                return _SECONDS_TO_COPY * (1 + len(self._copy) / _CHARACTERS_PER_UPDATE_RATE) if is_new else None
             writing = self._transcript.writing(answer)
             blocks = writing.pop("blocks")
             start = _first_difference(self._last_blocks, blocks)

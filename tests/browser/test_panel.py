@@ -421,6 +421,7 @@ def test_a_restart_leaves_a_panel_that_says_so_and_a_transcript_in_the_file(in_l
     size = len(json.dumps(file))
     panel.send("from the panel")
     panel.says("from a cell", "So: from a cell", "from the panel", "So: from the panel")
+    expect(in_lab.cell(1).locator(".jp-RenderedMarkdown")).to_contain_text("So: from the panel")
     file = in_lab.saved(lambda metadata: "from the panel" in json.dumps(metadata))
     view, copy = file["cells"][1]["outputs"]
     assert "So: from the panel" in "".join(copy["data"]["text/markdown"])

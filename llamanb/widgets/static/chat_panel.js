@@ -343,8 +343,9 @@ class View {
       }
       keys.push("answer");
     }
+    const wanted = new Set(keys);
     for (const [key, message] of this.messages) {
-      if (keys.includes(key)) continue;
+      if (wanted.has(key)) continue;
       message.remove();
       this.messages.delete(key);
     }
@@ -356,12 +357,16 @@ class View {
         this.messages.set(key, message);
       }
       if (key === "answer") message.drawStream(stream);
-      else message.draw(key, items.get(key), view.places[key], view.answering);
+      else message.draw(key, items.get(key), view.places[key]);
       shown.push(message.element);
     }
     if (shown.length === 0) shown.push((this.empty ??= h("p", { class: "empty" }, "Nothing was said yet. Write below, or in a %%chat cell: it is one conversation.")));
-    const old = [...this.log.children];
-    if (old.length !== shown.length || old.some((element, index) => element !== shown[index])) this.log.replaceChildren(...shown);
+    this.root.classList.toggle("answering", view.answering);
+    shown.forEach((element, index) => {
+      const there = this.log.children[index];
+      if (there !== element) this.log.insertBefore(element, there ?? null);
+    });
+    while (this.log.children.length > shown.length) this.log.lastChild.remove();
     this.keepPlace();
   }
 
@@ -448,10 +453,9 @@ class MessageView {
    * @param {string} id
    * @param {any} item
    * @param {any} place which of several it is
-   * @param {boolean} answering whether something is being written on this path
    */
-  draw(id, item, place, answering) {
-    const state = JSON.stringify([id, place ?? null, answering]);
+  draw(id, item, place) {
+    const state = JSON.stringify([id, place ?? null]);
     if (state === this.state) return;
     this.state = state;
     this.id = id;
@@ -467,7 +471,7 @@ class MessageView {
     this.cards.replaceChildren(...item.calls.map((call) => this.card(call)));
     this.note.hidden = !item.cut;
     this.note.textContent = item.cut ?? "";
-    this.actions.replaceChildren(...this.buttons(item, place, answering));
+    this.actions.replaceChildren(...this.buttons(item, place));
   }
 
   drawStream(stream) {
@@ -524,27 +528,33 @@ class MessageView {
     code.prepend(h("div", { class: "code-head" }, h("span", {}, code.dataset.language || "text"), insert, copy));
   }
 
-  buttons(item, place, answering) {
+  buttons(item, place) {
     if (!["user", "assistant"].includes(item.role)) return [];
     const { view } = this;
-    const off = answering ? { disabled: true } : {};
     const buttons = [];
+    /** What cannot be done while the model is answering says so, and is dim. */
+    const idle = (act) => () => {
+      if (view.panel.view.answering) view.tell("The model is answering; stop it first, or wait.");
+      else act();
+    };
+    const dim = { class: "icon-button when-idle" };
     if (place) {
-      const go = (id) => () => view.ask("go", { message: id });
+      const go = (id) => idle(() => view.ask("go", { message: id }));
       buttons.push(
         h(
           "span",
           { class: "pager" },
-          iconButton("previous", "The one before", go(place.before), { disabled: answering || !place.before }),
+          iconButton("previous", "The one before", go(place.before), { ...dim, disabled: !place.before }),
           h("span", { "aria-label": `${place.number} of ${place.total}` }, `${place.number}/${place.total}`),
-          iconButton("next", "The next one", go(place.after), { disabled: answering || !place.after }),
+          iconButton("next", "The next one", go(place.after), { ...dim, disabled: !place.after }),
         ),
       );
     }
     buttons.push(iconButton("copy", "Copy", (event) => view.copy(item.text, event.currentTarget)));
-    buttons.push(iconButton("edit", "Edit", () => this.edit(), off));
-    if (item.role === "assistant") buttons.push(iconButton("regenerate", "Regenerate", () => view.ask("regenerate", { message: this.id }), off));
-    if (item.cut) buttons.push(iconButton("continue", "Continue", () => view.ask("continue", { message: this.id }), off));
+    buttons.push(iconButton("edit", "Edit", idle(() => this.edit()), dim));
+    const ask = (kind) => idle(() => view.ask(kind, { message: this.id }));
+    if (item.role === "assistant") buttons.push(iconButton("regenerate", "Regenerate", ask("regenerate"), dim));
+    if (item.cut) buttons.push(iconButton("continue", "Continue", ask("continue"), dim));
     buttons.push(iconButton("branch", "Fork here", () => this.fork()));
     return buttons;
   }

@@ -1,6 +1,7 @@
-"""Take the README's pictures: a notebook in JupyterLab, with the embedded model, in the light and in the dark theme.
+"""Take the README's pictures: a notebook in JupyterLab and the chat panel, each in the light and in the dark theme.
 
-Needs what the browser tests need. Writes ``notebook-light.png`` and ``notebook-dark.png`` beside this file.
+Needs what the browser tests need. Writes ``notebook-light.png``, ``panel-light.png`` and the same in dark beside this
+file. In the notebook the embedded model answers; in the panel answers are scripted, to show what it can show.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Page, sync_playwright
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from front_ends import ARGUMENTS, CHROMIUM, serving
+from front_ends import ARGUMENTS, CHROMIUM, OpenNotebook, Panel, serving
 
 CELLS = [
     "%load_ext llamanb",
@@ -24,6 +25,27 @@ CELLS = [
     '%chat_fork london --at 2 --prompt "And what is the capital of England?"',
     "%chat_tree",
 ]
+
+SCRIPT = """%load_ext llamanb
+import llamanb
+
+CITIES = '''Two that are two hours apart by train:
+
+| city | people | known for |
+|---|--:|---|
+| Paris | 2,100,000 | its museums |
+| Lyon | 520,000 | its kitchen |
+'''
+DISTANCE = '''About 390 km, on the great circle $d = 2r\\\\arcsin\\\\sqrt{h}$:
+
+```python
+def distance(h: float, radius: float = 6371) -> float:
+    return 2 * radius * asin(sqrt(h))  # in km
+```
+'''
+engine = llamanb.ScriptedEngine(lambda request: DISTANCE if "far" in request.messages[-1].text else CITIES)
+llamanb.use_session(llamanb.ChatSession(engine, "You are a helpful guide."));
+"""
 
 
 def take(page: Page, address: str, target: Path) -> None:
@@ -45,6 +67,30 @@ def take(page: Page, address: str, target: Path) -> None:
     page.screenshot(path=str(target), clip=clip)  # type: ignore[arg-type]
 
 
+def take_panel(page: Page, address: str, folder: Path, target: Path) -> None:
+    """Talk in a panel and write a picture of it."""
+    notebook = OpenNotebook(page, address, folder, name="panel")
+    notebook.write(SCRIPT, "%chat_panel")
+    notebook.open()
+    notebook.run(0, 1)
+    panel = Panel(page)
+    for text, words in (("Which cities should I see?", "Lyon"), ("How far apart are they?", "def distance")):
+        panel.send(text)
+        panel.log.get_by_text(words).first.wait_for()
+        panel.button("Send").wait_for()
+    panel.act(0, "Edit")
+    panel.message(0).get_by_role("textbox").fill("Which cities should I see in a week?")
+    panel.message(0).get_by_role("button", name="Ask").click()
+    panel.log.get_by_text("week").first.wait_for()
+    panel.send("How far apart are they?")
+    panel.message(3).locator(".llamanb-code").wait_for()
+    panel.button("Conversation tree").click()
+    panel.root.get_by_role("treeitem").first.wait_for()
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(1000)
+    panel.root.screenshot(path=str(target))
+
+
 def main() -> None:
     """Take both pictures."""
     for theme in ("light", "dark"):
@@ -59,6 +105,7 @@ def main() -> None:
                 page = browser.new_page(viewport={"width": 920, "height": 1400}, color_scheme=theme)  # type: ignore[arg-type]
                 page.set_default_timeout(90_000)
                 take(page, address, Path(__file__).with_name(f"notebook-{theme}.png"))
+                take_panel(page, address, folder, Path(__file__).with_name(f"panel-{theme}.png"))
                 browser.close()
 
 

@@ -463,8 +463,8 @@ class ChatSession(_Conversation):
         self._watchers.append(watcher)
 
     def unwatch(self, watcher: Callable[[], None]) -> None:
-        """Call `watcher` no more."""
-        self._watchers.remove(watcher)
+        """Call `watcher` no more; one that was not called changes nothing."""
+        self._watchers = [other for other in self._watchers if other != watcher]
 
     def changed(self) -> None:
         """Tell those who watch that there is something new; for who changes the history itself."""

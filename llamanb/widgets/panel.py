@@ -71,10 +71,10 @@ class ChatPanel(Messenger):
 
     def close(self) -> None:
         """Stop showing the session; it stays as it is."""
-        if self._wake in self.session._watchers:
-            self.session.unwatch(self._wake)
         super().close()
-        self._woken.set()
+        if hasattr(self, "session"):  # a widget that could not be made is closed too
+            self.session.unwatch(self._wake)
+            self._woken.set()
 
     # -- showing it ---------------------------------------------------------------------------------------------
 

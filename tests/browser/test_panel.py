@@ -13,6 +13,9 @@ import pytest
 from front_ends import LOAD, SCRIPTED, OpenNotebook, Panel
 from playwright.sync_api import Page, expect
 
+import llamanb
+from llamanb.widgets.transcript import Transcript
+
 SLOW = SCRIPTED.replace("r.messages[-1].text)", "r.messages[-1].text + ' word' * 40, seconds_per_token=0.01)")
 SCRIPT = """%load_ext llamanb
 import llamanb
@@ -110,9 +113,8 @@ def test_writing_in_the_composer(in_lab: OpenNotebook) -> None:
 
 def test_stop_works_in_prefill_and_while_a_cell_runs(in_lab: OpenNotebook) -> None:
     panel = opened(in_lab, LOAD, "import time; time.sleep(45)")
-    panel.send("Hi.")  # the model is read from disk
-    expect(panel.button("Send")).to_be_visible()
-    expect(panel.log.locator(".message")).to_have_count(2)
+    panel.send("Hi.")
+    panel.says("Hi.", re.compile(r"\w"))
     in_lab.run(2)
     text = "The sea is wide. " * 400
     panel.send(text)
@@ -454,6 +456,40 @@ def test_a_notebook_with_the_state_of_its_widgets_holds_no_script_and_nothing_th
     assert "class MessageView" not in states
 
 
+def test_where_no_notebook_can_be_reached_the_panel_works_without_its_buttons(page: Page) -> None:
+    static = Path(llamanb.__file__).parent / "widgets" / "static"
+    with llamanb.ScriptedEngine(["```python\nx = 1\n```"]) as engine:
+        session = llamanb.ChatSession(engine)
+        session.send("code")
+        transcript = Transcript(session)
+        view = transcript.view()
+        update = {"kind": "view", "items": transcript.items(view["path"]), **view}
+    page.goto("about:blank")
+    page.evaluate(
+        """async ([module, style, update]) => {
+          const { connect } = await import(URL.createObjectURL(new Blob([module], { type: "text/javascript" })));
+          window.sent = [];
+          let receive;
+          const model = { on: (_, listener) => (receive = listener), send: (message) => window.sent.push(message) };
+          const panel = connect(model, style);
+          panel.show(document.body);
+          receive(update);
+          window.answer = (id, result) => receive({ kind: "done", request: id, result });
+        }""",
+        [(static / "chat_panel.js").read_text(), (static / "chat_panel.css").read_text(), update],
+    )
+    panel = Panel(page)
+    panel.says("code", "pythonx = 1")
+    expect(panel.button("Copy code")).to_have_count(1)
+    expect(panel.button("Insert as a new cell below")).to_have_count(0)
+    panel.act(1, "Fork here")
+    panel.message(1).get_by_role("button", name="Fork", exact=True).click()
+    sent = page.evaluate("window.sent.at(-1)")
+    assert sent["kind"] == "fork"
+    page.evaluate("id => window.answer(id, { branch: 'branch-2', source: '%%chat --branch branch-2' })", sent["id"])
+    panel.status("Branch ‘branch-2’ starts here; switch to it above.")
+
+
 @pytest.fixture(scope="session")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The script of axe-core, which checks what people with disabilities need."""
@@ -485,8 +521,9 @@ def test_axe_finds_no_serious_violation(in_lab: OpenNotebook, axe: str, theme: s
     page.set_viewport_size({"width": 1100, "height": 1100})
     assert violations(page, axe) == []
     for text in ("code", "table", "think", "tool"):
+        n_messages = panel.log.locator(".message").count()
         panel.send(text)
-        expect(panel.log.locator(".message")).not_to_have_count(0)
+        expect(panel.log.locator(".message")).to_have_count(n_messages + 2)
         expect(panel.button("Send")).to_be_visible()
     panel.act(1, "Regenerate")
     expect(panel.message(1).locator(".pager")).to_be_visible()

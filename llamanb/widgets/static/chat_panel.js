@@ -102,6 +102,9 @@ class Panel {
     this.context?.sessionContext?.statusChanged?.connect((_, status) => {
       if (["restarting", "autorestarting", "dead", "terminating"].includes(status)) this.lose();
     });
+    this.context?.sessionContext?.connectionStatusChanged?.connect((_, status) => {
+      if (status === "disconnected") this.lose();
+    });
     this.request("hello", { has_script: true }).catch((error) => this.tell(error.message, "error"));
   }
 

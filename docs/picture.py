@@ -43,7 +43,8 @@ def distance(h: float, radius: float = 6371) -> float:
     return 2 * radius * asin(sqrt(h))  # in km
 ```
 '''
-engine = llamanb.ScriptedEngine(lambda request: DISTANCE if "far" in request.messages[-1].text else CITIES)
+engine = llamanb.ScriptedEngine(lambda request: DISTANCE if "far" in request.messages[-1].text else CITIES,
+    seconds_per_token=0.003)
 llamanb.use_session(llamanb.ChatSession(engine, "You are a helpful guide."));
 """
 
@@ -78,12 +79,14 @@ def take_panel(page: Page, address: str, folder: Path, target: Path) -> None:
         panel.send(text)
         panel.log.get_by_text(words).first.wait_for()
         panel.button("Send").wait_for()
-    panel.act(0, "Edit")
-    panel.message(0).get_by_role("textbox").fill("Which cities should I see in a week?")
-    panel.message(0).get_by_role("button", name="Ask").click()
-    panel.log.get_by_text("week").first.wait_for()
+    panel.act(1, "Edit")
+    panel.message(1).get_by_role("textbox").fill("Which cities should I see in a week?")
+    panel.message(1).get_by_role("button", name="Ask").click()
+    panel.log.get_by_text("in a week?").first.wait_for()
+    panel.log.get_by_text("Lyon").first.wait_for()
+    panel.button("Send").wait_for()
     panel.send("How far apart are they?")
-    panel.message(3).locator(".llamanb-code").wait_for()
+    panel.message(4).locator(".llamanb-code").wait_for()
     panel.button("Conversation tree").click()
     panel.root.get_by_role("treeitem").first.wait_for()
     page.mouse.move(0, 0)

@@ -19,6 +19,8 @@ __all__ = ["SETTINGS", "Transcript"]
 SETTINGS = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
 """The fields of `SamplingParams` that the panel's drawer shows."""
 
+_FAST = 100  # tokens per second, from which on a decimal says nothing
+
 _CUT_OFF = {
     FinishReason.LENGTH: "The answer was cut off where it had the most tokens it may have.",
     FinishReason.CANCELLED: "The answer was stopped.",
@@ -89,7 +91,7 @@ class Transcript:
                 "n_cached": usage.n_cached,
                 "n_prefilled": usage.n_prefilled,
                 "n_generated": usage.n_generated,
-                "tokens_per_second": round(rate, 1),
+                "tokens_per_second": f"{rate:,.{0 if rate >= _FAST else 1}f}",
             }
         return meter
 

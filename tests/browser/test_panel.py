@@ -69,7 +69,7 @@ def test_cells_and_the_panel_are_one_conversation_on_the_real_model(notebook: Op
     panel.says("What is the capital of France?", answer)
     panel.send("And of Spain?")
     panel.says("What is the capital of France?", answer, "And of Spain?", re.compile(r"\w"))
-    expect(panel.root.locator(".speed")).to_have_text(re.compile(r"^\d+ cached · \d+ read · [\d.]+ tokens/s$"))
+    expect(panel.root.locator(".speed")).to_have_text(re.compile(r"^\d+ cached · \d+ read · [\d.,]+ tokens/s$"))
     expect(panel.root.get_by_role("meter")).to_have_text(re.compile(r"^\d+ / 4,096$"))
     notebook.run(3)
     notebook.shows(3, re.compile(r"\w"))

@@ -277,6 +277,8 @@ class ChatPanel(Messenger):
             raise InvalidArgumentError(f"There is no setting {name!r} in the panel.")
         if not text:
             return name, ChatConfig().default(name)
+        if name != "seed" and not _is_number(text):
+            raise InvalidArgumentError(f"{text!r} is not a number.")
         return name, ChatConfig().read(name, text)
 
     def _cell_source(self, branch: str, prompt: str) -> str:
@@ -320,6 +322,14 @@ def _first_difference(old: list[str], new: list[str]) -> int:
             break
         same += 1
     return same
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _text(content: dict[str, Any], name: str) -> str:

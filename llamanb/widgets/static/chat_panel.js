@@ -317,7 +317,7 @@ class View {
     this.gauge.setAttribute("aria-valuetext", `${words} tokens`);
     this.gauge.title = `${words} tokens of the context window are used`;
     const { usage } = meter;
-    this.speed.textContent = usage
+    this.speed.textContent = usage?.n_generated
       ? `${usage.n_cached.toLocaleString("en")} cached · ${usage.n_prefilled.toLocaleString("en")} read · ${usage.tokens_per_second} tokens/s`
       : "";
     this.speed.title = "The last answer: prompt tokens that were cached, prompt tokens that were read, and the speed of writing";

@@ -283,3 +283,18 @@ def test_the_module_runs_from_a_command_line(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "Nothing was said." in result.stdout
     assert result.stderr == ""
+
+
+def test_a_panel_in_a_notebook_that_nobody_watches_says_the_same_every_time(tmp_path: Path) -> None:
+    setup = (
+        "%load_ext llamanb\nimport llamanb\n"
+        "llamanb.use_session(llamanb.ChatSession(llamanb.ScriptedEngine(lambda r: 'Kept apart.')));"
+    )
+    for run_number in range(2):
+        notebook = notebook_of(setup, "%%chat\nHello.", "%chat_panel", "llamanb.ChatPanel()")
+        nbclient.NotebookClient(notebook, kernel_name="python3", record_timing=False).execute()
+        for cell in notebook.cells[-2:]:
+            assert [output.data["text/plain"] for output in cell.outputs] == ["<ChatPanel>", ""], run_number
+        (states,) = notebook.metadata["widgets"].values()
+        assert "Kept apart" not in json.dumps(states)
+        assert "class MessageView" not in json.dumps(states)

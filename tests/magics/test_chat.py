@@ -246,3 +246,11 @@ def test_use_session_refuses_to_lose_a_conversation(notebook: Any) -> None:
             llamanb.use_session(full)
         llamanb.use_session(full, replace=True)
         assert notebook.texts() == ["hello"]
+
+
+def test_a_panel_needs_a_notebook_and_a_session_that_is_there(notebook: Any) -> None:
+    outcome = notebook.run("%chat_panel")
+    assert not outcome.success
+    assert outcome.error == "A panel needs a notebook; in a terminal, use %chat and %chat_history."
+    outcome = notebook.run("%chat_panel -s nowhere")
+    assert "There is no session 'nowhere'" in outcome.error

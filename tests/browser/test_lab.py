@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import nbformat
-from nbformat.v4 import new_code_cell, new_notebook
+from front_ends import OpenNotebook
 from playwright.sync_api import Page, expect
 
 A_WORD = re.compile(r"\w+")
@@ -25,29 +24,16 @@ Code: `List<int> a` and $x<y$, **bold**, a < b && c > d, "quotes", $5 and $10.
 """
 
 
-def write(folder: Path, *sources: str) -> None:
-    cells = [new_code_cell(source, id=f"cell-{number}") for number, source in enumerate(sources)]
-    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), folder / "chat.ipynb")
-
-
-def open_and_run(page: Page, server: str) -> None:
-    page.goto(f"{server}/lab/tree/chat.ipynb")
-    page.wait_for_selector(".jp-Notebook .jp-Cell")
-    expect(page.get_by_role("button", name=re.compile(r"Python 3.*\| Idle"))).to_be_visible()
-    page.get_by_role("menuitem", name="Run", exact=True).click()
-    page.get_by_text("Run All Cells", exact=True).click()
-
-
 def test_a_cell_answers_in_place_and_a_fork_makes_a_cell_below(page: Page, server: str, folder: Path) -> None:
-    write(
-        folder,
+    notebook = OpenNotebook(page, server, folder)
+    notebook.write(
         "%load_ext llamanb",
         "%%chat -t 0 --max-tokens 30 --system 'Answer in one short sentence.'\nWhat is the capital of France?",
         '%chat_fork italy --at 0 --prompt "What is the capital of Italy?"',
         "%chat_tree",
     )
-    open_and_run(page, server)
+    notebook.open()
+    notebook.run_all()
     answer = page.locator(".jp-Cell").nth(1).locator(".jp-RenderedMarkdown")
     expect(answer).to_have_text(A_WORD)
     expect(page.locator(".jp-Cell", has_text="%%chat --branch italy")).to_have_count(1)
@@ -62,15 +48,16 @@ def test_a_cell_answers_in_place_and_a_fork_makes_a_cell_below(page: Page, serve
 
 
 def test_nothing_that_a_model_writes_is_live_and_it_reads_as_written(page: Page, server: str, folder: Path) -> None:
-    write(
-        folder,
+    notebook = OpenNotebook(page, server, folder)
+    notebook.write(
         "%load_ext llamanb\nimport llamanb\n"
         f"llamanb.use_session(llamanb.ChatSession(llamanb.ScriptedEngine([{ADVERSARIAL!r}])));",
         "%%chat\nShow me.",
     )
     loaded: list[str] = []
     page.on("request", lambda request: loaded.append(request.url))
-    open_and_run(page, server)
+    notebook.open()
+    notebook.run_all()
     shown = page.locator(".jp-Cell").nth(1).locator(".jp-RenderedMarkdown")
     expect(shown).to_contain_text("List<int> a")
     expect(shown).to_contain_text('a < b && c > d, "quotes", $5 and $10.')
@@ -84,14 +71,15 @@ def test_nothing_that_a_model_writes_is_live_and_it_reads_as_written(page: Page,
 
 
 def test_several_answers_stand_side_by_side_and_nothing_in_them_is_live(page: Page, server: str, folder: Path) -> None:
-    write(
-        folder,
+    notebook = OpenNotebook(page, server, folder)
+    notebook.write(
         "%load_ext llamanb\nimport llamanb\n"
         f"llamanb.use_session(llamanb.ChatSession(llamanb.ScriptedEngine([{ADVERSARIAL!r}] * 3)));",
         "%%chat\nShow me.",
         "%%chat --fork left,right\nShow me again.",
     )
-    open_and_run(page, server)
+    notebook.open()
+    notebook.run_all()
     shown = page.locator(".jp-Cell").nth(2).locator(".jp-RenderedHTML")
     expect(shown.locator("strong").nth(1)).to_have_text("bold")
     expect(shown.locator("mjx-container").nth(1)).to_be_attached()
@@ -107,14 +95,15 @@ def test_several_answers_stand_side_by_side_and_nothing_in_them_is_live(page: Pa
 
 
 def test_tab_offers_branches_where_a_branch_goes_and_nothing_else(page: Page, server: str, folder: Path) -> None:
-    write(
-        folder,
+    notebook = OpenNotebook(page, server, folder)
+    notebook.write(
         "%load_ext llamanb\nimport llamanb\n"
         "session = llamanb.use_session(llamanb.ChatSession(llamanb.ScriptedEngine([])))\n"
         "for name in ('sample', 'second'): session.fork(name)",
         "%%chat -b s",
     )
-    open_and_run(page, server)
+    notebook.open()
+    notebook.run_all()
     expect(page.locator(".jp-Cell").nth(1)).to_contain_text("the prompt is empty")
     page.locator(".jp-Cell").nth(1).locator(".cm-content").click()
     page.keyboard.press("End")

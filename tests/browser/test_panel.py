@@ -114,11 +114,11 @@ def test_writing_in_the_composer(in_lab: OpenNotebook) -> None:
 
 
 def test_stop_works_in_prefill_and_while_a_cell_runs(in_lab: OpenNotebook) -> None:
-    panel = opened(in_lab, LOAD, "import time; time.sleep(45)")
+    panel = opened(in_lab, LOAD, "import time; time.sleep(200)")
     panel.send("Hi.")
     panel.says("Hi.", re.compile(r"\w"))
     in_lab.run(2)
-    text = "The sea is wide. " * 400
+    text = "The sea is wide. " * 700
     panel.send(text)
     panel.note(re.compile(r"^Reading: [\d,]+ of [\d,]+ tokens"))
     panel.button("Stop").click()
@@ -136,7 +136,7 @@ def test_stop_works_in_prefill_and_while_a_cell_runs(in_lab: OpenNotebook) -> No
 
 
 def test_stop_ends_what_a_cell_asked_and_keeps_it(in_lab: OpenNotebook) -> None:
-    panel = opened(in_lab, SLOW, "%%chat\nsay much", "%%chat\nnext")
+    panel = opened(in_lab, SLOW.replace("0.01", "0.1"), "%%chat\nsay much")
     in_lab.run(2)
     expect(panel.log.locator(".writing .block")).not_to_have_count(0)
     panel.button("Stop").click()

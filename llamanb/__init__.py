@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         SessionClosedError,
         TemplateError,
         ToolError,
+        TransformError,
     )
     from llamanb.history import History
     from llamanb.messages import Chunk, FinishReason, Message, ToolCall, Usage
@@ -40,6 +41,14 @@ if TYPE_CHECKING:
     from llamanb.runtime import active_session, use_session
     from llamanb.sampling import SamplingParams
     from llamanb.session import Branch, ChatSession
+    from llamanb.transforms import (
+        HistoryTransform,
+        KeywordRemover,
+        PlainTextHistory,
+        RoleNameStripper,
+        TemplateHistory,
+        compose,
+    )
     from llamanb.widgets.panel import ChatPanel
 
 __version__ = "0.1.0"
@@ -65,6 +74,7 @@ _HOMES = {
         "SessionClosedError",
         "TemplateError",
         "ToolError",
+        "TransformError",
     ),
     "llamanb.history": ("History",),
     "llamanb.messages": ("Chunk", "FinishReason", "Message", "ToolCall", "Usage"),
@@ -72,6 +82,14 @@ _HOMES = {
     "llamanb.runtime": ("active_session", "use_session"),
     "llamanb.sampling": ("SamplingParams",),
     "llamanb.session": ("Branch", "ChatSession"),
+    "llamanb.transforms": (
+        "HistoryTransform",
+        "KeywordRemover",
+        "PlainTextHistory",
+        "RoleNameStripper",
+        "TemplateHistory",
+        "compose",
+    ),
     "llamanb.widgets.panel": ("ChatPanel",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -128,6 +146,14 @@ def _make_bridge(documents: Documents) -> Bridge:
 
 
 def _make_panel(session: ChatSession) -> ChatPanel:
+    from llamanb.transforms import (
+        HistoryTransform,
+        KeywordRemover,
+        PlainTextHistory,
+        RoleNameStripper,
+        TemplateHistory,
+        compose,
+    )
     from llamanb.widgets.panel import ChatPanel  # as above
 
     return ChatPanel(session)

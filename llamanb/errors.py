@@ -17,6 +17,7 @@
     ├── MessageNotFoundError (LookupError)
     ├── HistoryFormatError (ValueError)
     ├── SchemaVersionError
+    ├── TransformError
     └── ToolError
 
 Cancelling a generation is a finish reason, not an exception.
@@ -41,6 +42,7 @@ __all__ = [
     "SessionClosedError",
     "TemplateError",
     "ToolError",
+    "TransformError",
 ]
 
 
@@ -137,6 +139,10 @@ class HistoryFormatError(LlamanbError, ValueError):
 
 class SchemaVersionError(LlamanbError):
     """A stored history was written by a newer llamanb; it is left as it is."""
+
+
+class TransformError(LlamanbError):
+    """A transform failed, or cannot be saved or found again."""
 
 
 class ToolError(LlamanbError):

@@ -143,6 +143,8 @@ class Message:
         One of `ROLES`.
     content
         Text, or a list of parts kept as it is.
+    model_input
+        On a user message, what the model was given in place of `content`, where input transforms changed that.
     reasoning
         What the model thought before it answered, if it shows that.
     tool_calls
@@ -163,6 +165,7 @@ class Message:
     parent: str | None
     role: str
     content: Content
+    model_input: str | None = None
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
@@ -212,6 +215,8 @@ class Message:
         """Return the stored form, without the id; keys that are empty are left out."""
         stored: dict[str, Any] = {**copy.deepcopy(dict(self.extra)), "parent": self.parent, "role": self.role}
         stored["content"] = copy.deepcopy(self.content)
+        if self.model_input is not None:
+            stored["model_input"] = self.model_input
         if self.reasoning is not None:
             stored["reasoning"] = self.reasoning
         if self.tool_calls:
@@ -241,6 +246,7 @@ class Message:
             known.pop("parent", None),
             known.pop("role"),
             copy.deepcopy(known.pop("content")),
+            model_input=known.pop("model_input", None),
             reasoning=known.pop("reasoning", None),
             tool_calls=tuple(ToolCall.from_dict(call) for call in known.pop("tool_calls", ())),
             tool_call_id=known.pop("tool_call_id", None),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from llamanb.engine.template import Render
 from llamanb.errors import ContextWindowExceededError, InvalidArgumentError, SessionClosedError
 from llamanb.messages import Chunk, ChunkKind, FinishReason, Message, ToolCall, Usage
 from llamanb.sampling import SamplingParams
@@ -39,16 +40,22 @@ class GenerationRequest:
         The path as the engine's `encode` gives it, with the generation prompt.
     sampling
         How to sample; its seed is a number unless it is greedy.
+    prefill_only
+        Whether the prompt is only to be evaluated, and nothing generated.
+    keep_state
+        Whether the result is to hold a copy of what the cache holds for the prompt, where it is only evaluated.
     """
 
     messages: Sequence[Message]
     tokens: Sequence[int]
     sampling: SamplingParams
+    prefill_only: bool = False
+    keep_state: bool = False
 
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """How a generation ended."""
+    """How a generation ended; `state` is what the cache holds for the prompt, where that was asked for."""
 
     text: str
     finish_reason: FinishReason
@@ -56,6 +63,7 @@ class GenerationResult:
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     error: Exception | None = None
+    state: memoryview | None = None
 
 
 @dataclass(frozen=True)
@@ -201,6 +209,10 @@ class Engine(Protocol):
         """Tells which model this is; stored on the messages that it writes."""
 
     @property
+    def cache_fingerprint(self) -> str:
+        """Tells whose saved cache can be used: the model, the settings, and the program that evaluates it."""
+
+    @property
     def n_ctx(self) -> int:
         """Tokens that the context window of one branch may hold."""
 
@@ -217,8 +229,13 @@ class Engine(Protocol):
             The template refuses the messages.
         """
 
-    def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        """Return the tokens of a conversation; control-token strings inside messages are plain text there."""
+    def encode(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, render: Render | None = None
+    ) -> list[int]:
+        """Return the tokens of a conversation; control-token strings inside messages are plain text there.
+
+        With `render`, that writes the text in place of the chat template.
+        """
 
     def tokenize(self, text: str) -> list[int]:
         """Return the tokens of plain text, with nothing added."""
@@ -234,6 +251,12 @@ class Engine(Protocol):
             The engine was closed.
         """
 
+    def load_state(self, tokens: Sequence[int], state: bytearray) -> bool:
+        """Keep what a cache held for some tokens, for the next prompt that starts with them; false where it cannot.
+
+        The state must come from an engine with the same `cache_fingerprint`.
+        """
+
     def stats(self) -> EngineStats:
         """Return where the cells of the cache are."""
 
@@ -244,6 +267,8 @@ class Engine(Protocol):
 def answer_budget(request: GenerationRequest, n_ctx: int) -> int:
     """Return how many tokens the answer may have: the smaller of what was asked and what is left of the window.
 
+    It is 0 where the prompt is only to be evaluated.
+
     Raises
     ------
     ContextWindowExceededError
@@ -252,7 +277,7 @@ def answer_budget(request: GenerationRequest, n_ctx: int) -> int:
     left = n_ctx - len(request.tokens)
     if left < 1:
         raise ContextWindowExceededError(len(request.tokens), n_ctx)
-    return min(request.sampling.max_tokens, left)
+    return 0 if request.prefill_only else min(request.sampling.max_tokens, left)
 
 
 def token_bias(

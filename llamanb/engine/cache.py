@@ -398,6 +398,23 @@ class CacheBook:
         """Forget a parked sequence that could not be kept or read."""
         self._parked.pop(key, None)
 
+    def take_in(self, tokens: Sequence[int], n_bytes: int) -> tuple[int, list[int]] | None:
+        """Record a sequence that comes from elsewhere as parked; return its key, and those that must be forgotten.
+
+        ``None`` where there is no room for it, or where its tokens are held already.
+        """
+        wanted = list(tokens)
+        held = [s.tokens for s in self._sequences.values()] + [parked.tokens for parked in self._parked.values()]
+        if any(self._covers(other, wanted) for other in held):
+            return None
+        if n_bytes > self.max_parked_bytes or len(wanted) > self.n_cells:
+            return None
+        key = self._next_key
+        self._next_key += 1
+        self._clock += 1
+        self._parked[key] = _Parked(wanted, used_at=self._clock)
+        return key, self.parked(key, n_bytes)
+
     def parked(self, key: int, n_bytes: int) -> list[int]:
         """Record the size of a sequence that was parked; return the keys that must be forgotten to stay in bounds."""
         if key in self._parked:

@@ -8,6 +8,8 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import hashlib
+import json
 import os
 import sys
 import tempfile
@@ -33,7 +35,7 @@ from llamanb.engine.limits import (
     default_threads,
 )
 from llamanb.engine.scheduler import Outcome, Row, Scheduler
-from llamanb.engine.template import ChatTemplate
+from llamanb.engine.template import ChatTemplate, ControlStrings, Render
 from llamanb.errors import (
     DecodeError,
     EngineError,
@@ -173,6 +175,15 @@ class LlamaCppEngine:
         """Tokens that the context window of one branch may hold."""
         return self._n_ctx
 
+    @functools.cached_property
+    def cache_fingerprint(self) -> str:
+        """The SHA-256 of all that the numbers in the cache depend on.
+
+        That is the model, llama.cpp's version and what it was built for, and how it evaluates.
+        """
+        parts = [self.fingerprint, llama_cpp.__version__, self._native.system_info, self.deterministic]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
     @property
     def closed(self) -> bool:
         """Whether the engine was closed."""
@@ -182,10 +193,15 @@ class LlamaCppEngine:
         """Return the text of a conversation by the chat template."""
         return self._chat_template().render(messages, add_generation_prompt=add_generation_prompt)
 
-    def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        """Return the tokens of a conversation; control-token strings inside messages are plain text there."""
+    def encode(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, render: Render | None = None
+    ) -> list[int]:
+        """Return the tokens of a conversation; see `llamanb.engine.base.Engine.encode`."""
         require_open(self._closed)
-        segments = self._chat_template().segments(messages, add_generation_prompt=add_generation_prompt)
+        if render is not None:
+            segments = self._native.control.segments_of(messages, render)
+        else:
+            segments = self._chat_template().segments(messages, add_generation_prompt=add_generation_prompt)
         tokens = [token for segment in segments for token in self._native.tokenize(segment, special=True)]
         first = self._native.first_token
         if first is not None and tokens[:1] != [first]:
@@ -203,6 +219,11 @@ class LlamaCppEngine:
         sampling = self._native.checked_sampling(request.sampling)
         budget = answer_budget(request, self._n_ctx)
         return self._scheduler.submit(dataclasses.replace(request, sampling=sampling), budget)
+
+    def load_state(self, tokens: Sequence[int], state: bytearray) -> bool:
+        """Keep what a cache held for some tokens; see `llamanb.engine.base.Engine.load_state`."""
+        require_open(self._closed)
+        return self._scheduler.load_state(tokens, (ctypes.c_uint8 * len(state)).from_buffer(state))
 
     def stats(self) -> EngineStats:
         """Return where the cells of the cache are."""
@@ -292,6 +313,11 @@ class _Native:
         self.n_ubatch = int(llama_cpp.llama_n_ubatch(self._context))
         self._batch = llama_cpp.llama_batch_init(self.n_batch, 0, 1)
 
+    @property
+    def system_info(self) -> str:
+        """What the library was built for, such as the processor's instruction sets."""
+        return str(llama_cpp.llama_print_system_info().decode("utf-8", errors="replace"))
+
     # -- vocabulary ---------------------------------------------------------------------------------------------
 
     def template(self, source: str | None) -> ChatTemplate | None:
@@ -301,18 +327,22 @@ class _Native:
             if not raw:
                 return None
             source = raw.decode("utf-8", errors="replace")
-        # A user-defined token is one by its text wherever it stands; only these can be kept apart from plain text.
-        marked = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
-        control = [
-            self._token_text(token)
-            for token in range(self.n_vocab)
-            if llama_cpp.llama_vocab_get_attr(self._vocab, token) & marked
-        ]
         return ChatTemplate(
             source,
             bos=self._token_text(llama_cpp.llama_vocab_bos(self._vocab)),
             eos=self._token_text(llama_cpp.llama_vocab_eos(self._vocab)),
-            control=control,
+            control=self.control,
+        )
+
+    @functools.cached_property
+    def control(self) -> ControlStrings:
+        """The texts of the control tokens."""
+        # A user-defined token is one by its text wherever it stands; only these can be kept apart from plain text.
+        marked = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+        return ControlStrings(
+            self._token_text(token)
+            for token in range(self.n_vocab)
+            if llama_cpp.llama_vocab_get_attr(self._vocab, token) & marked
         )
 
     def _token_text(self, token: int) -> str:

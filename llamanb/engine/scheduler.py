@@ -159,6 +159,20 @@ class Scheduler:
             self._changed.notify()
         return generation
 
+    def load_state(self, tokens: Sequence[int], state: Any) -> bool:
+        """Keep a saved sequence for the next prompt that starts with its tokens; false where there is no room."""
+        with self._changed:
+            if self._book.longest_prefix(tokens) == len(tokens):
+                return True
+            taken = self._book.take_in(tokens, len(state))
+            if taken is None:
+                return False
+            key, forgotten = taken
+            self._states[key] = state
+            for other in forgotten:
+                self._states.pop(other, None)
+            return True
+
     def counts(self) -> dict[str, int]:
         """Return how many cells, sequences, bytes and requests there are."""
         with self._changed:
@@ -333,7 +347,12 @@ class Scheduler:
                 slot.n_done += n
                 slot.note_progress()
         for slot, _ in batch:
-            if id(slot) in logits_at:
+            if id(slot) not in logits_at:
+                continue
+            if slot.request.prefill_only:
+                state = memoryview(self._device.save(slot.seq_id)) if slot.request.keep_state else None
+                self._finish(slot, FinishReason.LENGTH, state=state)
+            else:
                 self._take(slot, slot.sampler.sample(logits_at[id(slot)]))
 
     def _make_room(self) -> None:
@@ -391,7 +410,9 @@ class Scheduler:
             self._device.remove(seq_id, 0)
         self._book.cut(seq_id, 0)
 
-    def _finish(self, slot: _Slot, reason: FinishReason, error: Exception | None = None) -> None:
+    def _finish(
+        self, slot: _Slot, reason: FinishReason, error: Exception | None = None, state: memoryview | None = None
+    ) -> None:
         self._show(slot, slot.assembler.finish())
         if slot.assembler.stopped and reason is FinishReason.LENGTH:
             reason = FinishReason.STOP
@@ -401,7 +422,7 @@ class Scheduler:
             self._book.release(slot.seq_id)
             self._slots.remove(slot)
             slot.sampler.close()
-        slot.generation.finish(GenerationResult(slot.assembler.text, reason, usage, error=error))
+        slot.generation.finish(GenerationResult(slot.assembler.text, reason, usage, error=error, state=state))
 
 
 def _known(error: Exception) -> LlamanbError:

@@ -24,7 +24,7 @@ from llamanb.engine.base import (
 from llamanb.engine.cache import CacheBook, Placement
 from llamanb.engine.constraint import check_schema
 from llamanb.engine.parsing import TextAssembler
-from llamanb.engine.template import CHATML, ChatTemplate
+from llamanb.engine.template import CHATML, ChatTemplate, Render, as_seen
 from llamanb.errors import EngineError, InvalidArgumentError
 from llamanb.messages import Chunk, FinishReason, Message, ToolCall
 
@@ -108,6 +108,11 @@ class ScriptedEngine:
         return hashlib.sha256(self.name.encode()).hexdigest()
 
     @property
+    def cache_fingerprint(self) -> str:
+        """That of the model: there is nothing else that its cache depends on."""
+        return self.fingerprint
+
+    @property
     def n_ctx(self) -> int:
         """Tokens (bytes) that the context window of one branch may hold."""
         return self._n_ctx
@@ -126,8 +131,12 @@ class ScriptedEngine:
         """Return the text of a conversation in ChatML."""
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
-    def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        """Return the bytes of the ChatML text."""
+    def encode(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, render: Render | None = None
+    ) -> list[int]:
+        """Return the bytes of the ChatML text, or of what `render` writes."""
+        if render is not None:
+            return self.tokenize(render(as_seen(messages)))
         return self.tokenize(self.render(messages, add_generation_prompt=add_generation_prompt))
 
     def tokenize(self, text: str) -> list[int]:
@@ -146,7 +155,7 @@ class ScriptedEngine:
         token_bias(request.sampling.logit_bias, self._single, self.tokenize)
         budget = answer_budget(request, self._n_ctx)
         with self._lock:
-            reply = self._next_reply()
+            reply = {"finish_reason": "length"} if request.prefill_only else self._next_reply()
         generation = Generation(n_prompt=len(request.tokens))
         thread = threading.Thread(
             target=self._run, args=(request, generation, reply, budget), name="llamanb-scripted", daemon=True
@@ -195,7 +204,10 @@ class ScriptedEngine:
             self._lock.notify_all()
         clock.ended = time.perf_counter()
         usage = clock.usage(len(prompt), n_cached, progress.n_generated)
-        generation.finish(GenerationResult(text, finish, usage, progress.reasoning, tuple(progress.tool_calls), error))
+        state = memoryview(bytes(prompt)) if request.keep_state and placement is not None else None
+        generation.finish(
+            GenerationResult(text, finish, usage, progress.reasoning, tuple(progress.tool_calls), error, state)
+        )
 
     def _place(self, prompt: list[int], budget: int, generation: Generation) -> Placement | None:
         with self._lock:
@@ -232,6 +244,15 @@ class ScriptedEngine:
     def _show(generation: Generation, text: str) -> None:
         if text:
             generation.emit(Chunk("answer", text))
+
+    def load_state(self, tokens: Sequence[int], state: bytearray) -> bool:
+        """Keep what a cache held; the saved form of this one is its tokens."""
+        require_open(self._closed)
+        prompt = list(tokens)
+        with self._lock:
+            return list(state) == prompt and (
+                self._book.longest_prefix(prompt) == len(prompt) or self._book.take_in(prompt, len(state)) is not None
+            )
 
     def stats(self) -> EngineStats:
         """Return what a real cache would hold now."""

@@ -1,7 +1,7 @@
 """Chat templates: messages to the text that a model was trained on, in a sandbox.
 
 A GGUF's chat template is code from a stranger, so it runs in Jinja's immutable sandbox. Strings in messages that look
-like control tokens are kept apart from real ones by `ChatTemplate.segments`.
+like control tokens are kept apart from real ones by `ControlStrings`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -20,7 +20,7 @@ from llamanb.errors import TemplateError, ToolError
 from llamanb.messages import Message
 from llamanb.wording import sentence
 
-__all__ = ["CHATML", "ChatTemplate"]
+__all__ = ["CHATML", "ChatTemplate", "ControlStrings", "Render", "as_seen"]
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -30,6 +30,60 @@ CHATML = (
 
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 """Code points that Unicode reserves for use inside a program; text for interchange holds none."""
+
+
+Render = Callable[[Sequence[Message]], str]
+"""Writes a conversation as text, in place of a chat template."""
+
+
+class ControlStrings:
+    """The texts of a model's control tokens, which what a user, a tool or a file says must not be read as.
+
+    Parameters
+    ----------
+    texts
+        The texts; those of one character are no danger.
+    """
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        known = sorted({text for text in texts if len(text) > 1})
+        # The first character of each: they may stand in one another, and overlap.
+        self._pattern = re.compile(f"(?={'|'.join(map(re.escape, known))}).", re.DOTALL) if known else None
+
+    def segments(
+        self, said: Iterable[str], write: Callable[[Callable[[str], str]], str], others: str = ""
+    ) -> list[str]:
+        """Return a text that holds what people say, cut inside every control string that stands in that.
+
+        Parameters
+        ----------
+        said
+            What people say.
+        write
+            Returns the text, when given what each thing that is said must be passed through.
+        others
+            Further characters that the text may hold.
+
+        Raises
+        ------
+        TemplateError
+            No character is left that could mark the cuts.
+        """
+        pattern = self._pattern
+        texts = list(said)
+        if pattern is None or not any(pattern.search(text) for text in texts):
+            return [write(lambda text: text)]
+        everything = "".join(texts) + others
+        marker = next((mark for mark in _NONCHARACTERS if mark not in everything), None)
+        if marker is None:
+            raise TemplateError("The messages hold every character that could keep control tokens apart.")
+        return write(lambda text: pattern.sub(lambda found: found[0] + marker, text)).split(marker)
+
+    def segments_of(self, messages: Sequence[Message], render: Render) -> list[str]:
+        """Return what `render` makes of a conversation, cut inside every control string that stands in a message."""
+        seen = as_seen(messages)
+        said = _texts([_plain(message) for message in seen])
+        return self.segments(said, lambda cut: render([_cut(message, cut) for message in seen]))
 
 
 class ChatTemplate:
@@ -42,7 +96,7 @@ class ChatTemplate:
     bos, eos
         The text of the model's tokens for the beginning and the end, which some templates write out.
     control
-        The texts of the model's control tokens.
+        The model's control strings.
 
     Raises
     ------
@@ -50,7 +104,7 @@ class ChatTemplate:
         The source is not valid Jinja.
     """
 
-    def __init__(self, source: str, *, bos: str = "", eos: str = "", control: Iterable[str] = ()) -> None:
+    def __init__(self, source: str, *, bos: str = "", eos: str = "", control: ControlStrings | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -60,9 +114,7 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         self.source = source
         self._variables = {"bos_token": bos, "eos_token": eos}
-        texts = sorted({text for text in control if len(text) > 1})
-        # The first character of each: they may stand in one another, and overlap.
-        self._control = re.compile(f"(?={'|'.join(map(re.escape, texts))}).", re.DOTALL) if texts else None
+        self._control = control or ControlStrings()
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -78,7 +130,7 @@ class ChatTemplate:
         TemplateError
             The template refuses the messages, with its own words, or fails.
         """
-        return self._render([_plain(m) for m in _without_old_reasoning(messages)], add_generation_prompt)
+        return self._render([_plain(m) for m in as_seen(messages)], add_generation_prompt)
 
     def segments(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[str]:
         """Return the text of a conversation cut inside every control-token string that stands in a message.
@@ -86,19 +138,12 @@ class ChatTemplate:
         Tokenised one by one, the segments give control tokens only where the template itself wrote them: what a user,
         a tool or a file says can open no message of its own. Joined, they are the text that `render` returns.
         """
-        dicts = [_plain(message) for message in _without_old_reasoning(messages)]
-        if self._control is None or not any(self._control.search(text) for text in _texts(dicts)):
-            return [self._render(dicts, add_generation_prompt)]
-        everything = "".join(_texts(dicts))
-        marker = next((mark for mark in _NONCHARACTERS if mark not in everything + self.source), None)
-        if marker is None:
-            raise TemplateError("The messages hold every character that could keep control tokens apart.")
-        control = self._control
+        dicts = [_plain(message) for message in as_seen(messages)]
 
-        def cut(text: str) -> str:
-            return control.sub(lambda found: found[0] + marker, text)
+        def write(cut: Callable[[str], str]) -> str:
+            return self._render([_mapped(item, cut) for item in dicts], add_generation_prompt)
 
-        return self._render([_mapped(item, cut) for item in dicts], add_generation_prompt).split(marker)
+        return self._control.segments(_texts(dicts), write, self.source)
 
     def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         try:
@@ -121,15 +166,38 @@ def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
-def _without_old_reasoning(messages: Sequence[Message]) -> list[Message]:
-    """Leave reasoning out once a later user message exists; inside a tool loop it stays."""
+def as_seen(messages: Sequence[Message]) -> list[Message]:
+    """Return messages as the model sees them.
+
+    Input transforms have changed what a person typed. Reasoning is left out once a later user message exists; inside a
+    tool loop it stays. The ids are those of the messages as they are stored.
+    """
     last_user = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
-    return [
-        message
-        if message.reasoning is None or i > last_user
-        else dataclasses.replace(message, reasoning=None)  # it is only rendered; its id names the whole of it
-        for i, message in enumerate(messages)
-    ]
+    return [_seen(message, with_reasoning=i > last_user) for i, message in enumerate(messages)]
+
+
+def _seen(message: Message, *, with_reasoning: bool) -> Message:
+    changes: dict[str, Any] = {}
+    if message.model_input is not None:
+        changes = {"content": message.model_input, "model_input": None}
+    if message.reasoning is not None and not with_reasoning:
+        changes["reasoning"] = None
+    return dataclasses.replace(message, **changes) if changes else message
+
+
+def _cut(message: Message, cut: Callable[[str], str]) -> Message:
+    """Return a message whose strings have all been passed through `cut`."""
+    calls = tuple(
+        dataclasses.replace(call, id=cut(call.id), name=cut(call.name), arguments_text=cut(call.arguments_text))
+        for call in message.tool_calls
+    )
+    return dataclasses.replace(
+        message,
+        content=_mapped(message.content, cut),
+        reasoning=None if message.reasoning is None else cut(message.reasoning),
+        tool_calls=calls,
+        tool_call_id=None if message.tool_call_id is None else cut(message.tool_call_id),
+    )
 
 
 def _plain(message: Message) -> dict[str, Any]:
@@ -170,7 +238,7 @@ def _texts(value: Any) -> Iterable[str]:
             yield from _texts(item)
 
 
-def _mapped(value: Any, change: Any) -> Any:
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

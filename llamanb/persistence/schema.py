@@ -209,7 +209,7 @@ def _load_message(history: History, id: str, stored: Any, path: str) -> Message:
     parent = _optional_text(data.get("parent"), f"{path}.parent")
     if parent is not None and parent not in history.messages:
         raise HistoryFormatError(f"{path}.parent", f"message {parent!r} does not come before it")
-    for key in ("reasoning", "tool_call_id", "model"):
+    for key in ("model_input", "reasoning", "tool_call_id", "model"):
         _optional_text(data.get(key), f"{path}.{key}")
     if data.get("finish_reason") not in (None, *(reason.value for reason in FinishReason)):
         raise HistoryFormatError(f"{path}.finish_reason", f"{data['finish_reason']!r} is not a finish reason")

@@ -249,3 +249,46 @@ def test_a_schema_nested_without_end_is_refused(engine: Engine) -> None:
         schema = {"items": schema}
     with pytest.raises(llamanb.InvalidArgumentError, match="json_schema is nested too deeply"):
         start(engine, asked("Hello"), GREEDY.replace(json_schema=schema))
+
+
+def prefilled(engine: Engine, messages: list[Message], **options: bool) -> Any:
+    tokens = engine.encode(messages, add_generation_prompt=False)
+    return engine.submit(GenerationRequest(messages, tokens, GREEDY, prefill_only=True, **options)).result()
+
+
+def test_a_prompt_can_be_evaluated_without_an_answer(make_engine: Any) -> None:
+    engine = make_engine()
+    messages = asked("Name three primes, and say of each what it is good for.")
+    result = prefilled(engine, messages)
+    assert (result.text, result.state, result.finish_reason) == ("", None, FinishReason.LENGTH)
+    assert result.usage.n_prefilled == len(engine.encode(messages, add_generation_prompt=False))
+    assert start(engine, messages).result().usage.n_cached == result.usage.n_prompt
+
+
+def test_what_a_cache_holds_can_be_taken_to_another_engine(make_engine: Any) -> None:
+    first, second = make_engine(), make_engine()
+    messages = asked("Name three primes, and say of each what it is good for.")
+    state = bytearray(prefilled(first, messages, keep_state=True).state)
+    tokens = first.encode(messages, add_generation_prompt=False)
+    assert first.cache_fingerprint == second.cache_fingerprint
+    assert second.load_state(tokens, state)
+    assert second.load_state(tokens, state)
+    moved = start(second, messages).result()
+    assert moved.usage.n_cached == len(tokens)
+    assert moved.text == start(first, messages).result().text
+
+
+def test_the_model_is_given_what_input_transforms_made(engine: Engine) -> None:
+    typed = [Message.create("user", "colour", model_input="color")]
+    assert engine.encode(typed) == engine.encode(asked("color"))
+    assert engine.render(typed) == engine.render(asked("color"))
+
+
+def test_another_function_may_write_the_prompt_and_what_is_said_is_still_plain_text(engine: Engine) -> None:
+    said = asked("a<|im_end|>b")
+
+    def render(messages: Any) -> str:
+        return f"<|im_start|>{messages[0].text}"
+
+    opened = engine.encode(asked("x"), render=lambda _: "<|im_start|>")
+    assert engine.encode(said, render=render) == [*opened, *engine.tokenize("a<"), *engine.tokenize("|im_end|>b")]

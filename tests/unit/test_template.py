@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamanb.engine.template import CHATML, ChatTemplate
+from llamanb.engine.template import CHATML, ChatTemplate, ControlStrings
 from llamanb.errors import TemplateError
 from llamanb.messages import Message, ToolCall
 
@@ -56,7 +56,7 @@ def test_chatml_is_written_as_its_description_says() -> None:
 @given(conversations)
 @settings(max_examples=200, deadline=None)
 def test_joined_segments_are_what_render_gives(messages: list[Message]) -> None:
-    template = ChatTemplate(EVERYTHING, bos="<s>", control=CONTROL)
+    template = ChatTemplate(EVERYTHING, bos="<s>", control=ControlStrings(CONTROL))
     assert "".join(template.segments(messages)) == template.render(messages)
 
 
@@ -64,7 +64,7 @@ def test_joined_segments_are_what_render_gives(messages: list[Message]) -> None:
 @settings(max_examples=200, deadline=None)
 def test_segments_hold_control_strings_only_where_the_template_wrote_them(contents: list[str]) -> None:
     control = [text for text in CONTROL if len(text) > 1]
-    template = ChatTemplate(CHATML, control=CONTROL)
+    template = ChatTemplate(CHATML, control=ControlStrings(CONTROL))
     segments = template.segments([said("user", content) for content in contents])
     for text in control:
         written = 2 * len(contents) + 1 if text == "<|" else len(contents) + (text == "<|im_start|>")
@@ -87,7 +87,7 @@ def test_a_control_string_is_cut_wherever_a_message_carries_it(field: str) -> No
         "part": Message.create("assistant", [{"type": "image", "url": evil}]),
         "role": said("assistant", "no control", tool_calls=(call,)),
     }[field]
-    template = ChatTemplate(EVERYTHING, control=[evil])
+    template = ChatTemplate(EVERYTHING, control=ControlStrings([evil]))
     segments = template.segments([message])
     assert "".join(segments).count(evil) == (1 if field == "role" else 2)
     assert sum(segment.count(evil) for segment in segments) == 1
@@ -95,20 +95,20 @@ def test_a_control_string_is_cut_wherever_a_message_carries_it(field: str) -> No
 
 
 def test_control_strings_that_stand_in_one_another_or_overlap_are_all_cut() -> None:
-    template = ChatTemplate("{{ messages[0].content }}", control=["<|tool|>", "|tool|", "|>\n[", "<|"])
+    template = ChatTemplate("{{ messages[0].content }}", control=ControlStrings(["<|tool|>", "|tool|", "|>\n[", "<|"]))
     segments = template.segments([said("user", "a<|tool|>\n[b")])
     assert "".join(segments) == "a<|tool|>\n[b"
     assert not [text for text in ("<|tool|>", "|tool|", "|>\n[", "<|") if any(text in part for part in segments)]
 
 
 def test_text_without_control_strings_is_one_segment() -> None:
-    template = ChatTemplate(CHATML, control=["<|im_end|>"])
+    template = ChatTemplate(CHATML, control=ControlStrings(["<|im_end|>"]))
     assert template.segments([said("user", "a <b> | c")]) == [template.render([said("user", "a <b> | c")])]
     assert len(ChatTemplate(CHATML).segments([said("user", "<|im_end|>")])) == 1
 
 
 def test_the_mark_between_segments_is_no_character_of_the_messages() -> None:
-    template = ChatTemplate(CHATML, control=["<|im_end|>"])
+    template = ChatTemplate(CHATML, control=ControlStrings(["<|im_end|>"]))
     messages = [said("user", "\ufdd0<|im_end|>\ufdd1")]
     assert "".join(template.segments(messages)) == template.render(messages)
     everything = "".join(chr(code) for code in range(0xFDD0, 0xFDF0))

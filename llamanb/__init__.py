@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         SessionClosedError,
         TemplateError,
         ToolError,
-        TransformError,
     )
     from llamanb.history import History
     from llamanb.messages import Chunk, FinishReason, Message, ToolCall, Usage
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from llamanb.sampling import SamplingParams
     from llamanb.session import Branch, ChatSession
     from llamanb.transforms import (
-        HistoryTransform,
         KeywordRemover,
         PlainTextHistory,
         RoleNameStripper,
@@ -74,7 +72,6 @@ _HOMES = {
         "SessionClosedError",
         "TemplateError",
         "ToolError",
-        "TransformError",
     ),
     "llamanb.history": ("History",),
     "llamanb.messages": ("Chunk", "FinishReason", "Message", "ToolCall", "Usage"),
@@ -83,7 +80,6 @@ _HOMES = {
     "llamanb.sampling": ("SamplingParams",),
     "llamanb.session": ("Branch", "ChatSession"),
     "llamanb.transforms": (
-        "HistoryTransform",
         "KeywordRemover",
         "PlainTextHistory",
         "RoleNameStripper",
@@ -146,14 +142,6 @@ def _make_bridge(documents: Documents) -> Bridge:
 
 
 def _make_panel(session: ChatSession) -> ChatPanel:
-    from llamanb.transforms import (
-        HistoryTransform,
-        KeywordRemover,
-        PlainTextHistory,
-        RoleNameStripper,
-        TemplateHistory,
-        compose,
-    )
     from llamanb.widgets.panel import ChatPanel  # as above
 
     return ChatPanel(session)

@@ -17,7 +17,6 @@
     ├── MessageNotFoundError (LookupError)
     ├── HistoryFormatError (ValueError)
     ├── SchemaVersionError
-    ├── TransformError
     └── ToolError
 
 Cancelling a generation is a finish reason, not an exception.
@@ -42,7 +41,6 @@ __all__ = [
     "SessionClosedError",
     "TemplateError",
     "ToolError",
-    "TransformError",
 ]
 
 
@@ -139,10 +137,6 @@ class HistoryFormatError(LlamanbError, ValueError):
 
 class SchemaVersionError(LlamanbError):
     """A stored history was written by a newer llamanb; it is left as it is."""
-
-
-class TransformError(LlamanbError):
-    """A transform failed, or cannot be saved or found again."""
 
 
 class ToolError(LlamanbError):

@@ -1,152 +1,37 @@
-"""What happens to text on its way between a person, the tree and the model: input, output and history transforms."""
+"""Transforms: of an answer's text as it is written, and of messages to text and back."""
 
 from __future__ import annotations
 
-import functools
-import inspect
+import itertools
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any
 
+from llamanb.engine.parsing import open_from
 from llamanb.engine.template import ChatTemplate
-from llamanb.errors import InvalidArgumentError, TransformError
+from llamanb.errors import InvalidArgumentError
 from llamanb.messages import Message
-from llamanb.wording import sentence
 
 __all__ = [
     "Composed",
-    "HistoryTransform",
-    "InputTransform",
     "KeywordRemover",
     "OutputTransform",
     "PlainTextHistory",
     "RoleNameStripper",
     "TemplateHistory",
-    "Transforms",
-    "check_history_transform",
-    "check_output_transform",
     "compose",
-    "is_async",
-    "output_error",
-    "transform_name",
 ]
-
-InputTransform = Callable[[str], str]
-"""What a person typed to what the model is given."""
 
 OutputTransform = Callable[[Iterator[str]], Iterator[str]] | Callable[[AsyncIterator[str]], AsyncIterator[str]]
 """The answer's text, in pieces as it is written, to the text that is shown and stored; such as a generator function."""
 
 
-@runtime_checkable
-class HistoryTransform(Protocol):
-    """Messages to the text that a model goes on with, and what it wrote back to messages.
-
-    It may have two things more: ``stop``, strings that end an answer, and ``to_prompt(messages, answer_start)``, the
-    text with which the model is asked for an answer, where that is more than `to_text` and the start of the answer.
-    """
-
-    def to_text(self, messages: Sequence[Message]) -> str:
-        """Return the text of a conversation."""
-
-    def from_text(self, role: str, text: str) -> list[Message]:
-        """Return the messages that a text of that role holds."""
-
-
-# -- all of a session's ------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Transforms:
-    """The transforms of a session."""
-
-    input: list[InputTransform] = field(default_factory=list)
-    output: OutputTransform | None = None
-    history: HistoryTransform | None = None
-
-    def copy(self) -> Transforms:
-        """Return a copy; the transforms themselves are shared."""
-        return replace(self, input=list(self.input))
-
-    def model_input(self, text: str) -> str | None:
-        """Return what the model is given in place of `text`; ``None`` where that is the same.
-
-        Raises
-        ------
-        TypeError
-            A transform cannot be called, or returns something else than text.
-        """
-        changed = text
-        for index, transform in enumerate(self.input):
-            if not callable(transform) or isinstance(transform, type):
-                raise TypeError(f"input_transforms[{index}] is no function of a text: {transform!r}.")
-            changed = transform(changed)
-            if not isinstance(changed, str):
-                raise TypeError(
-                    f"The input transform {transform_name(transform)!r} must return text, not {type(changed).__name__}."
-                )
-        return None if changed == text else changed
-
-    def prompt(self, messages: Sequence[Message], *, begun: bool = False) -> str:
-        """Return the text with which the history transform asks the model for an answer.
-
-        Parameters
-        ----------
-        messages
-            The path; with `begun`, its last message is the start of the answer.
-        """
-        start = messages[-1].text if begun else ""
-        path = messages[:-1] if begun else messages
-        to_prompt = getattr(self.history, "to_prompt", None)
-        return self._text("to_prompt", to_prompt(path, start)) if to_prompt else self.text(path) + start
-
-    def text(self, messages: Sequence[Message]) -> str:
-        """Return the text of a conversation by the history transform."""
-        history = self.history
-        return "" if history is None else self._text("to_text", history.to_text(messages))
-
-    def _text(self, method: str, text: object) -> str:
-        if not isinstance(text, str):
-            raise TypeError(f"{transform_name(self.history)}.{method} must return text, not {type(text).__name__}.")
-        return text
-
-    @property
-    def stop(self) -> tuple[str, ...]:
-        """The strings that end an answer by the history transform."""
-        return tuple(getattr(self.history, "stop", ()))
-
-    def answer_messages(self, text: str) -> list[Message]:
-        """Return the messages that an answer's text holds; at least one, and none of them is what a person says."""
-        if self.history is None:
-            return [Message.create("assistant", text)]
-        messages = self.history.from_text("assistant", text)
-        if not isinstance(messages, list) or not all(isinstance(message, Message) for message in messages):
-            raise TypeError(f"{transform_name(self.history)}.from_text must return a list of messages.")
-        return messages or [Message.create("assistant", "")]
-
-
-def transform_name(transform: object) -> str:
-    """Return how a transform is called in a sentence."""
-    name = getattr(transform, "__qualname__", None)
-    return name if isinstance(name, str) else type(transform).__qualname__
-
-
 # -- the stream of an answer -------------------------------------------------------------------------------------
 
 
-def is_async(transform: object) -> bool:
-    """Whether an output transform can only be waited for."""
-    if isinstance(transform, Composed):
-        return any(is_async(stage) for stage in transform.transforms)
-    call = transform if inspect.isroutine(transform) else getattr(transform, "__call__", transform)  # noqa: B004
-    while isinstance(transform, functools.partial):
-        transform = call = transform.func
-    return inspect.isasyncgenfunction(call) or inspect.iscoroutinefunction(call)
-
-
-def check_output_transform(transform: object) -> None:
+def _check(transform: object) -> None:
     """Raise where something cannot be an output transform."""
     if isinstance(transform, type):
         raise TypeError(f"{transform.__name__} is a class; make one of it: {transform.__name__}(…).")
@@ -175,7 +60,7 @@ class Composed:
         return stream
 
     def __repr__(self) -> str:
-        return f"compose({', '.join(map(transform_name, self.transforms))})"
+        return f"compose({', '.join(map(repr, self.transforms))})"
 
 
 def compose(*transforms: OutputTransform) -> OutputTransform:
@@ -189,7 +74,7 @@ def compose(*transforms: OutputTransform) -> OutputTransform:
     if not transforms:
         raise InvalidArgumentError("compose needs at least one transform.")
     for transform in transforms:
-        check_output_transform(transform)
+        _check(transform)
     flat = [stage for t in transforms for stage in (t.transforms if isinstance(t, Composed) else (t,))]
     return flat[0] if len(flat) == 1 else Composed(flat)
 
@@ -218,33 +103,19 @@ class KeywordRemover:
         self.drop_window = drop_window
         longest_first = sorted(self.keywords, key=len, reverse=True)
         self._keyword = re.compile("|".join(map(re.escape, longest_first)))
-        self._starts = {word[:n] for word in self.keywords for n in range(1, len(word))}
-        self._longest = len(longest_first[0])
 
     def __call__(self, stream: Iterator[str]) -> Iterator[str]:
         """Yield the text without the keywords."""
-        return self._windows(stream) if self.drop_window else self._pieces(stream)
-
-    def _pieces(self, stream: Iterator[str]) -> Iterator[str]:
-        held = ""
-        for chunk in stream:
-            parts, held = self._decided(held + chunk, ended=False)
-            if text := "".join(part for part, is_keyword in parts if not is_keyword):
-                yield text
-        parts, _ = self._decided(held, ended=True)
-        if text := "".join(part for part, is_keyword in parts if not is_keyword):
-            yield text
-
-    def _windows(self, stream: Iterator[str]) -> Iterator[str]:
         held = ""
         waiting: deque[_Window] = deque()
-        for chunk in stream:
-            if chunk:
-                waiting.append(_Window(chunk, len(chunk)))
-                parts, held = self._decided(held + chunk, ended=False)
+        for chunk in itertools.chain(stream, (None,)):
+            parts, held = self._decided(held + (chunk or ""), ended=chunk is None)
+            if self.drop_window:
+                if chunk:
+                    waiting.append(_Window(chunk, len(chunk)))
                 yield from _untouched(waiting, parts)
-        parts, _ = self._decided(held, ended=True)
-        yield from _untouched(waiting, parts)
+            elif text := "".join(part for part, is_keyword in parts if not is_keyword):
+                yield text
 
     def _decided(self, text: str, *, ended: bool) -> tuple[list[tuple[str, bool]], str]:
         """Return what is certain of a text, in parts of which each is a keyword or is not, and what is left."""
@@ -252,18 +123,13 @@ class KeywordRemover:
         at = 0
         while True:
             found = self._keyword.search(text, at)
-            open_from = len(text) if ended else self._open_from(text, at)
-            if found is None or found.start() >= open_from:
+            end = len(text) if ended else open_from(text, self.keywords, at)
+            if found is None or found.start() >= end:
                 break
             parts += [(text[at : found.start()], False), (found[0], True)]
             at = found.end()
-        parts.append((text[at:open_from], False))
-        return [(part, is_keyword) for part, is_keyword in parts if part], text[open_from:]
-
-    def _open_from(self, text: str, at: int) -> int:
-        """Return the first place where a keyword may have begun whose end is still to come."""
-        first = max(at, len(text) - self._longest + 1)
-        return next((start for start in range(first, len(text)) if text[start:] in self._starts), len(text))
+        parts.append((text[at:end], False))
+        return [(part, is_keyword) for part, is_keyword in parts if part], text[end:]
 
 
 @dataclass
@@ -364,18 +230,6 @@ def _names(texts: Iterable[str], what: str, one: str) -> list[str]:
 # -- messages and text -------------------------------------------------------------------------------------------
 
 
-def check_history_transform(transform: object) -> None:
-    """Raise where something cannot be a history transform."""
-    if isinstance(transform, type):
-        raise TypeError(f"{transform.__name__} is a class; make one of it: {transform.__name__}(…).")
-    missing = [name for name in ("to_text", "from_text") if not callable(getattr(transform, name, None))]
-    if missing:
-        raise TypeError(f"A history transform needs the method {missing[0]}; {transform_name(transform)} has none.")
-    stop = getattr(transform, "stop", ())
-    if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
-        raise TypeError(f"{transform_name(transform)}.stop must be a list of texts, none of them empty.")
-
-
 class PlainTextHistory:
     """Conversations as lines of ``Name: text``, for models that were not trained on chats.
 
@@ -473,12 +327,3 @@ class TemplateHistory:
     def from_text(self, role: str, text: str) -> list[Message]:
         """Return one message."""
         return [Message.create(role, text)]
-
-
-def output_error(transform: object, error: BaseException) -> TransformError:
-    """Return what is said where an output transform failed."""
-    failed = TransformError(
-        f"The output transform {transform_name(transform)!r} failed: {type(error).__name__}: {sentence(error)}"
-    )
-    failed.__cause__ = error
-    return failed

@@ -401,18 +401,12 @@ class CacheBook:
     def take_in(self, tokens: Sequence[int], n_bytes: int) -> tuple[int, list[int]] | None:
         """Record a sequence that comes from elsewhere as parked; return its key, and those that must be forgotten.
 
-        ``None`` where there is no room for it, or where its tokens are held already.
+        ``None`` where there is no room for it.
         """
-        wanted = list(tokens)
-        held = [s.tokens for s in self._sequences.values()] + [parked.tokens for parked in self._parked.values()]
-        if any(self._covers(other, wanted) for other in held):
+        if n_bytes > self.max_parked_bytes or len(tokens) > self.n_cells:
             return None
-        if n_bytes > self.max_parked_bytes or len(wanted) > self.n_cells:
-            return None
-        key = self._next_key
-        self._next_key += 1
         self._clock += 1
-        self._parked[key] = _Parked(wanted, used_at=self._clock)
+        key = self._park(tokens, self._clock)
         return key, self.parked(key, n_bytes)
 
     def parked(self, key: int, n_bytes: int) -> list[int]:
@@ -462,10 +456,13 @@ class CacheBook:
         others += [parked.tokens for parked in self._parked.values()]
         if any(self._covers(held, tokens) for held in others):
             return []
+        return [Park(seq_id, self._park(tokens, sequence.used_at))]
+
+    def _park(self, tokens: Sequence[int], used_at: int) -> int:
         key = self._next_key
         self._next_key += 1
-        self._parked[key] = _Parked(list(tokens), used_at=sequence.used_at)
-        return [Park(seq_id, key)]
+        self._parked[key] = _Parked(list(tokens), used_at=used_at)
+        return key
 
     def _covers(self, held: list[int], tokens: list[int]) -> bool:
         long_enough = len(held) >= len(tokens) if self.can_cut else len(held) == len(tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-__all__ = ["StopFilter", "TextAssembler"]
+__all__ = ["StopFilter", "TextAssembler", "open_from"]
 
 
 class StopFilter:
@@ -28,7 +28,7 @@ class StopFilter:
             return ""
         self._held += text
         starts = [start for start in (self._held.find(stop) for stop in self._stop) if start >= 0]
-        keep_from = self._first_possible_start()
+        keep_from = open_from(self._held, self._stop)
         # A stop string that is complete wins only over those that could not have started before it.
         if starts and min(starts) <= keep_from:
             self.stopped = True
@@ -46,14 +46,18 @@ class StopFilter:
         shown, self._held = self._held[: min(starts, default=len(self._held))], ""
         return shown
 
-    def _first_possible_start(self) -> int:
-        """The first place where an unfinished stop string may have begun; the end where there is none."""
-        longest = max((len(stop) for stop in self._stop), default=1) - 1
-        for start in range(max(0, len(self._held) - longest), len(self._held)):
-            tail = self._held[start:]
-            if any(len(tail) < len(stop) and stop.startswith(tail) for stop in self._stop):
-                return start
-        return len(self._held)
+
+def open_from(text: str, words: Sequence[str], at: int = 0) -> int:
+    """Return the first place, from `at` on, where one of some words may have begun whose end is still to come.
+
+    Where there is none, that is the end of the text.
+    """
+    longest = max((len(word) for word in words), default=1) - 1
+    for start in range(max(at, len(text) - longest), len(text)):
+        tail = text[start:]
+        if any(len(tail) < len(word) and word.startswith(tail) for word in words):
+            return start
+    return len(text)
 
 
 class TextAssembler:

@@ -204,7 +204,8 @@ class ScriptedEngine:
             self._lock.notify_all()
         clock.ended = time.perf_counter()
         usage = clock.usage(len(prompt), n_cached, progress.n_generated)
-        state = memoryview(bytes(prompt)) if request.keep_state and placement is not None else None
+        kept = request.prefill_only and request.keep_state and placement is not None
+        state = memoryview(bytes(prompt)) if kept else None
         generation.finish(
             GenerationResult(text, finish, usage, progress.reasoning, tuple(progress.tool_calls), error, state)
         )

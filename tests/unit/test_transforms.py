@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamanb import InvalidArgumentError, KeywordRemover, Message, PlainTextHistory, RoleNameStripper, TemplateHistory
-from llamanb.transforms import Transforms, compose, is_async
+from llamanb import (
+    InvalidArgumentError,
+    KeywordRemover,
+    Message,
+    PlainTextHistory,
+    RoleNameStripper,
+    TemplateHistory,
+    compose,
+)
 
 KEYWORDS = [
     (["User:"], ["Hi", "\n", "User", ":"], "Hi\n"),
@@ -121,19 +128,12 @@ def test_composed_transforms_apply_the_first_one_to_what_the_model_wrote() -> No
     assert "".join(compose(KeywordRemover(["b"]), upper)(iter(["a", "b", "B"]))) == "AB"
     assert "".join(compose(upper, KeywordRemover(["b"]))(iter(["a", "b", "B"]))) == "ABB"
     assert compose(upper) is upper
-    assert not is_async(compose(upper, upper))
     with pytest.raises(InvalidArgumentError, match="at least one"):
         compose()
-
-
-def test_what_the_model_is_given_is_kept_apart_only_where_it_differs() -> None:
-    transforms = Transforms([str.strip, lambda text: text.replace("colour", "color")])
-    assert transforms.model_input("a colour ") == "a color"
-    assert transforms.model_input("plain") is None
-    with pytest.raises(TypeError, match=r"input_transforms\[0\]"):
-        Transforms([3]).model_input("x")  # type: ignore[list-item]
-    with pytest.raises(TypeError, match="must return text"):
-        Transforms([len]).model_input("x")  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="is a class"):
+        compose(KeywordRemover)
+    with pytest.raises(TypeError, match="function of the pieces"):
+        compose("User:")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +161,20 @@ def test_plain_text_has_a_line_for_each_message(names: dict[str, str], said: lis
 def test_plain_text_is_read_without_the_names_around_it(role: str, text: str, instruct: bool, content: str) -> None:
     (message,) = PlainTextHistory(instruct=instruct).from_text(role, text)
     assert (message.role, message.content) == (role, content)
+
+
+def test_plain_text_asks_behind_the_assistants_name_and_stops_at_the_next_one() -> None:
+    history = PlainTextHistory(user="Ada", instruct=True)
+    asked = [Message.create("user", "Hi")]
+    assert history.to_prompt(asked) == "Ada: Hi\nAssistant:"
+    assert history.to_prompt(asked, "So") == "Ada: Hi\nAssistant: So"
+    assert history.stop == ("\nAda:", "\nSystem:", "\nAssistant:", "\n> ")
+
+
+@pytest.mark.parametrize("name", ["", " ", "two\nlines"])
+def test_a_name_is_words_on_one_line(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="words on one line"):
+        PlainTextHistory(user=name)
 
 
 def test_a_template_writes_a_conversation_and_asks_for_an_answer() -> None:

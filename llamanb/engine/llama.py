@@ -416,6 +416,10 @@ class _Native:
         llama_cpp.llama_memory_seq_rm(self._memory, self._passing, -1, -1)
         return loaded
 
+    def length(self, seq_id: int) -> int:
+        """Return how many tokens a sequence holds."""
+        return int(llama_cpp.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
+
     def clear(self) -> None:
         """Remove everything from the cache."""
         llama_cpp.llama_memory_clear(self._memory, False)

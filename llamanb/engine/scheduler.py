@@ -79,6 +79,9 @@ class Device(Protocol):
     def load(self, state: Any, seq_id: int) -> bool:
         """Put a saved state at the end of a sequence; false where it does not fit."""
 
+    def length(self, seq_id: int) -> int:
+        """Return how many tokens a sequence holds."""
+
     def clear(self) -> None:
         """Remove everything from the cache."""
 
@@ -260,7 +263,8 @@ class Scheduler:
     def _start(self, waiting: _Waiting, placement: Placement, prompt: list[int]) -> None:
         n_cached = placement.n_cached
         try:
-            if not self._carry_out(placement.steps):
+            # What came from elsewhere may hold another number of tokens than it was said to.
+            if not self._carry_out(placement.steps) or self._device.length(placement.seq_id) != n_cached:
                 self._device.remove(placement.seq_id, 0)
                 self._book.cut(placement.seq_id, 0)
                 n_cached = 0

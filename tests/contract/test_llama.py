@@ -583,3 +583,24 @@ def test_absurd_numbers_in_a_header_never_kill_the_process(tmp_path: Path) -> No
     assert result.stdout.strip().endswith("alive"), result.stdout[-2000:] + result.stderr[-2000:]
     assert "block_count 10000 ModelLoadError" in result.stdout
     assert "attention.head_count 0 ModelLoadError" in result.stdout
+
+
+@pytest.mark.parametrize("damage", ["empty", "garbage", "truncated", "zeros", "of other tokens"])
+def test_a_saved_cache_that_is_damaged_is_read_from_the_prompt_instead(damage: str) -> None:
+    messages = [Message.create("user", "Name three primes, and say of each what it is good for.")]
+    with LlamaCppEngine(n_ctx=512) as engine:
+        tokens = engine.encode(messages)
+        request = GenerationRequest(messages, tokens[:-1], GREEDY, prefill_only=True, keep_state=True)
+        state = bytearray(engine.submit(request).result().state or b"")
+        expected = engine.submit(GenerationRequest(messages, tokens, GREEDY)).result().text
+    damaged = {
+        "empty": bytearray(),
+        "garbage": bytearray(b"x" * 5000),
+        "truncated": state[: len(state) // 2],
+        "zeros": bytearray(len(state)),
+        "of other tokens": state,
+    }[damage]
+    with LlamaCppEngine(n_ctx=512) as engine:
+        engine.load_state(tokens[:5] if damage == "of other tokens" else tokens[:-1], damaged)
+        result = engine.submit(GenerationRequest(messages, tokens, GREEDY)).result()
+    assert (result.error, result.text, result.usage.n_cached) == (None, expected, 0)

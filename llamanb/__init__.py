@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from llamanb.conversation import Branch
     from llamanb.documents import Bridge, Documents
     from llamanb.engine.base import Engine, EngineStats, GenerationRequest
     from llamanb.engine.llama import LlamaCppEngine
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from llamanb.reply import AsyncReplyStream, Reply, ReplyStream
     from llamanb.runtime import active_session, use_session
     from llamanb.sampling import SamplingParams
-    from llamanb.session import Branch, ChatSession
+    from llamanb.session import ChatSession
     from llamanb.transforms import (
         KeywordRemover,
         PlainTextHistory,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "llamanb.conversation": ("Branch",),
     "llamanb.engine.base": ("Engine", "EngineStats", "GenerationRequest"),
     "llamanb.engine.llama": ("LlamaCppEngine",),
     "llamanb.engine.scripted": ("ScriptedEngine",),
@@ -78,7 +80,7 @@ _HOMES = {
     "llamanb.reply": ("AsyncReplyStream", "Reply", "ReplyStream"),
     "llamanb.runtime": ("active_session", "use_session"),
     "llamanb.sampling": ("SamplingParams",),
-    "llamanb.session": ("Branch", "ChatSession"),
+    "llamanb.session": ("ChatSession",),
     "llamanb.transforms": (
         "KeywordRemover",
         "PlainTextHistory",

@@ -1,236 +1,26 @@
-"""ChatSession and Branch: a history, an engine and the answers that come of them."""
+"""ChatSession: a history, an engine and the answers that come of them."""
 
 from __future__ import annotations
 
-import itertools
-import secrets
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from llamanb.answering import Answering, Question, check_names, require_cut_off, require_words, seeded
+from llamanb.conversation import Branch, Branches, Conversation
 from llamanb.engine.base import Engine, Generation, GenerationRequest, GenerationResult
-from llamanb.errors import (
-    BranchError,
-    HistoryFormatError,
-    InvalidArgumentError,
-    SessionBusyError,
-    SessionClosedError,
-)
-from llamanb.history import History, Reference, check_branch_name
+from llamanb.errors import BranchError, HistoryFormatError, InvalidArgumentError, SessionBusyError, SessionClosedError
+from llamanb.history import History, Reference
 from llamanb.messages import Content, FinishReason, Message, Usage, storable
 from llamanb.persistence.schema import dump_history, keep_unstored, load_defaults, load_history
-from llamanb.reply import AsyncReplyStream, Reply, ReplyGroup, ReplyStream, finished
-from llamanb.sampling import MAX_SEED, SamplingParams, derive_seed
+from llamanb.reply import Reply, ReplyGroup, ReplyStream
+from llamanb.sampling import SamplingParams
 
-MAX_ALTERNATIVES = 100
-"""The most answers at one place; more than anybody reads, and few enough that a slip of the finger costs little."""
-
-__all__ = ["Answering", "Branch", "ChatSession", "Reply", "ReplyStream", "check_count"]
+__all__ = ["ChatSession"]
 
 
-class _Conversation:
-    """What a session and a branch have in common: a session's methods act on its active branch."""
-
-    def _place(self) -> tuple[ChatSession, str]:
-        raise AssertionError("every conversation says where it is")
-
-    # -- asking -------------------------------------------------------------------------------------------------
-
-    def send(self, prompt: Content, **options: Any) -> Reply:
-        """Say something and wait for the answer.
-
-        Parameters
-        ----------
-        prompt
-            The user's message.
-        **options
-            Any field of `SamplingParams`, for this answer alone; `engine`, to let another model give it.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The prompt is empty or an option is out of its range.
-        ContextWindowExceededError
-            The prompt does not fit; nothing was decoded and the tree is as it was.
-        SessionBusyError
-            The branch is already answering.
-        """
-        return finished(self.stream(prompt, **options))
-
-    def stream(self, prompt: Content, **options: Any) -> ReplyStream:
-        """Say something and return the answer as an iterator of chunks; see `send`."""
-        session, branch = self._place()
-        return session._ask(branch, prompt, options)
-
-    async def asend(self, prompt: Content, **options: Any) -> Reply:
-        """Say something and await the answer; see `send`. Cancelling the task cancels the answer."""
-        async with self.astream(prompt, **options) as stream:
-            async for _ in stream:
-                pass
-            return stream.reply
-
-    def astream(self, prompt: Content, **options: Any) -> AsyncReplyStream:
-        """Say something and return the answer as an asynchronous iterator of chunks; see `send`."""
-        return AsyncReplyStream(self.stream(prompt, **options))
-
-    def alternatives(self, prompt: Content, n: int, **options: Any) -> list[Reply]:
-        """Say something and wait for `n` answers, which are decoded together; the branch goes on from the first.
-
-        The others are siblings of it in the tree. Seeds count up from the first one's; greedy answers are all the same.
-        """
-        session, branch = self._place()
-        return session.ask_many([branch] * check_count(n), prompt, options).replies
-
-    def regenerate(self, at: Reference | None = None, **options: Any) -> Reply:
-        """Answer a user message again; the new answer is a sibling of the old one, which stays in the tree.
-
-        The seed counts up from that of the first answer. Greedy sampling gives the same answer again.
-
-        Parameters
-        ----------
-        at
-            A message of the branch: its question is answered again, and the branch ends there. By default the tip.
-        **options
-            As in `send`.
-
-        Raises
-        ------
-        BranchError
-            The branch has no user message.
-        """
-        session, branch = self._place()
-        return session.answer_again(branch, options, at=at).replies[0]
-
-    def continue_answer(self, at: Reference = -1, **options: Any) -> Reply:
-        """Go on with an answer that was cut off; the whole is a sibling of it, on which the branch then ends.
-
-        Parameters
-        ----------
-        at
-            The answer; by default the last one.
-        **options
-            As in `send`; `max_tokens` counts what is added.
-
-        Raises
-        ------
-        BranchError
-            There is no answer there, or it ended by itself.
-        InvalidArgumentError
-            It was held to a schema or a grammar, or ended while the model was reasoning.
-        """
-        session, branch = self._place()
-        return session.go_on_with(branch, at, options).replies[0]
-
-    # -- reading ------------------------------------------------------------------------------------------------
-
-    @property
-    def messages(self) -> list[Message]:
-        """The path, root first."""
-        session, branch = self._place()
-        with session.lock:
-            return session.history.branch_path(branch)
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens that the path takes in the context window."""
-        session, _ = self._place()
-        return len(session.engine.encode(self.messages, add_generation_prompt=False))
-
-    def count_tokens(self, text: str) -> int:
-        """Return how many tokens a text takes by itself."""
-        session, _ = self._place()
-        return len(session.engine.tokenize(text))
-
-    def render_preface(self) -> str:
-        """Return the path as the model reads it, without the start of an answer."""
-        session, _ = self._place()
-        return session.engine.render(self.messages, add_generation_prompt=False)
-
-    # -- changing -----------------------------------------------------------------------------------------------
-
-    def fork(self, name: str, at: Reference | None = None, *, system: str | None = None) -> Branch:
-        """Make a branch that starts at a message. It costs nothing: branches share what is before it.
-
-        Parameters
-        ----------
-        name
-            The new branch's name.
-        at
-            A message's id, an index into this path (negative ones count from the end), or a branch's name; by default
-            the tip.
-        system
-            Another system prompt: the path is copied below it, with new ids, and the originals stay.
-        """
-        session, branch = self._place()
-        with session._changing():
-            return session._fork(branch, name, at, system)
-
-    def rewind(self, n: int = 1) -> None:
-        """Take the last `n` exchanges off the branch; the messages stay in the tree."""
-        session, branch = self._place()
-        with session._changing(branch) as history:
-            history.rewind(branch, n)
-
-    def adopt(self, name: str) -> None:
-        """Let the branch go on from where another one ends; its own messages stay in the tree."""
-        session, branch = self._place()
-        with session._changing(branch) as history:
-            history.adopt(branch, name)
-
-    def edit(self, message_id: str, content: Content) -> Message:
-        """Write a message of this branch anew; the branch ends there, and the original stays in the tree.
-
-        To have an edited user message answered, `regenerate`.
-        """
-        session, branch = self._place()
-        with session._changing(branch) as history:
-            id = history.resolve(message_id, branch)
-            if id is None:
-                raise BranchError(f"Branch {branch!r} has no messages to edit.")
-            _require_words(history.messages[id].role, content)
-            return history.edit(branch, id, content)
-
-    def add_message(self, role: str, content: Content, **fields: Any) -> Message:
-        """Add a message without asking for an answer. A system message can only be the first one."""
-        session, branch = self._place()
-        with session._changing(branch) as history:
-            if role == "system":
-                if not isinstance(content, str):
-                    raise TypeError("The system prompt is text.")
-                history.set_system(branch, content)
-                return history.branch_path(branch)[0]
-            _require_words(role, content)
-            return history.append(branch, role, content, **fields)
-
-
-class Branch(_Conversation):
-    """A name for a tip of a session's tree; it has the methods of a session."""
-
-    def __init__(self, session: ChatSession, name: str) -> None:
-        self.session = session
-        self.name = name
-
-    def _place(self) -> tuple[ChatSession, str]:
-        return self.session, self.name
-
-    @property
-    def tip(self) -> str | None:
-        """The id of the last message; ``None`` while the branch is empty."""
-        return self.session.history.tip(self.name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Branch) and (self.session, self.name) == (other.session, other.name)
-
-    def __hash__(self) -> int:
-        return hash((id(self.session), self.name))
-
-    def __repr__(self) -> str:
-        return f"<Branch {self.name!r}>"
-
-
-class ChatSession(_Conversation):
+class ChatSession(Conversation):
     """One tree of messages with the engine that answers.
 
     Parameters
@@ -273,7 +63,7 @@ class ChatSession(_Conversation):
     @property
     def branches(self) -> Mapping[str, Branch]:
         """The branches by name, in the order in which they were made."""
-        return _Branches(self)
+        return Branches(self)
 
     def branch(self, name: str) -> Branch:
         """Return a branch; `BranchError` where there is none of that name."""
@@ -297,14 +87,14 @@ class ChatSession(_Conversation):
         BranchError
             A name is given twice or cannot be that of a branch; nothing was asked.
         """
-        _check_names(branches)
+        check_names(branches)
         with self.lock:
             self._require_open()
             before = dict(self.history.branches)
             try:
                 for name in branches:
                     if name not in before:
-                        self._fork(self.history.active, name, None, None)
+                        self.fork_at(self.history.active, name, None, None)
                 group = self.ask_many(branches, prompt, options)
             except BaseException:
                 self.history.branches = before
@@ -313,7 +103,7 @@ class ChatSession(_Conversation):
 
     def switch(self, name: str) -> Branch:
         """Make a branch the active one."""
-        with self._changing() as history:
+        with self.changing() as history:
             history.switch(name)
             return self.active
 
@@ -323,31 +113,31 @@ class ChatSession(_Conversation):
         Where a branch leads there, it becomes the active one; else the active branch is moved there, and what it said
         until now stays in the tree.
         """
-        with self._changing(self.history.active) as history:
+        with self.changing(self.history.active) as history:
             history.go_to(message_id)
             return self.active
 
     def rename(self, name: str, new: str) -> Branch:
         """Give a branch another name."""
-        with self._changing(name) as history:
+        with self.changing(name) as history:
             history.rename_branch(name, new)
             return Branch(self, new)
 
     def remove_branch(self, name: str) -> None:
         """Forget a branch that is not the active one; its messages stay until they are pruned."""
-        with self._changing(name) as history:
+        with self.changing(name) as history:
             history.remove_branch(name)
 
     def prune(self) -> int:
         """Remove the messages that no branch leads to, for good; return how many there were."""
-        with self._changing() as history:
+        with self.changing() as history:
             if self._answering:
                 raise SessionBusyError("A branch is answering; prune when it has ended.")
             return history.prune()
 
     def clear(self) -> None:
         """Remove all branches and messages for good; the system prompt and the sampling stay."""
-        with self._changing() as history:
+        with self.changing() as history:
             if self._answering:
                 raise SessionBusyError("A branch is answering; clear the session when it has ended.")
             history.clear()
@@ -370,7 +160,7 @@ class ChatSession(_Conversation):
 
         With `copy`, the branch may have messages: they are copied below the new prompt, and the session keeps its own.
         """
-        with self._changing(branch) as history:
+        with self.changing(branch) as history:
             path = history.branch_path(branch)
             if copy and any(message.role != "system" for message in path):
                 history.set_tip(branch, history.copy_below(text, path))
@@ -485,10 +275,12 @@ class ChatSession(_Conversation):
         if any(a.branch == branch for a in self._answering):
             raise SessionBusyError(f"Branch {branch!r} is answering; wait for it, or fork and ask there.")
 
-    def _changing(self, branch: str | None = None) -> _Changing:
-        return _Changing(self, branch)
+    def changing(self, branch: str | None = None) -> Changing:
+        """Hold the lock while a command changes the history, or a branch of it that must not be answering."""
+        return Changing(self, branch)
 
-    def _fork(self, branch: str, name: str, at: Reference | None, system: str | None) -> Branch:
+    def fork_at(self, branch: str, name: str, at: Reference | None, system: str | None) -> Branch:
+        """Fork a branch as `fork` does; for who holds the lock."""
         history = self.history
         point = history.tip(branch) if at is None else history.resolve(at, branch)
         origin = at if isinstance(at, str) and at in history.branches else history.branch_with(point, branch)
@@ -497,7 +289,8 @@ class ChatSession(_Conversation):
         history.fork(name, point, from_branch=None if system is not None else origin)
         return Branch(self, name)
 
-    def _ask(self, branch: str, prompt: Content, options: dict[str, Any]) -> ReplyStream:
+    def ask(self, branch: str, prompt: Content, options: dict[str, Any]) -> ReplyStream:
+        """Ask on a branch, as `stream` does."""
         with self.lock:
             return self._start([self._question(branch, prompt)], options)[0]
 
@@ -509,12 +302,12 @@ class ChatSession(_Conversation):
                 question.moved = questions[0].moved
             return ReplyGroup(self._start(questions, options))
 
-    def _question(self, branch: str, prompt: Content) -> _Question:
-        _require_words("user", prompt)
+    def _question(self, branch: str, prompt: Content) -> Question:
+        require_words("user", prompt)
         self._require_ready(branch)
         path = self.history.branch_path(branch)
         message = Message.create("user", prompt, parent=path[-1].id if path else None)
-        return _Question(branch, [*path, message])
+        return Question(branch, [*path, message])
 
     def answer_again(
         self, branch: str, options: dict[str, Any], cell: str | None = None, at: Reference | None = None
@@ -529,7 +322,7 @@ class ChatSession(_Conversation):
             former = self.history.remade.get(cell or "")
             if former == self.history.tip(branch):
                 former = None
-            question = _Question(branch, path, self._seeds(path, former), replaced=replaced)
+            question = Question(branch, path, self._seeds(path, former), replaced=replaced)
             return ReplyGroup(self._start([question], options))
 
     def go_on_with(self, branch: str, at: Reference, options: dict[str, Any]) -> ReplyGroup:
@@ -541,8 +334,8 @@ class ChatSession(_Conversation):
             begun = self.history.messages[id] if id is not None else None
             if begun is None or begun.id != replaced or begun.role != "assistant":
                 raise BranchError("Only the last message of an answer can be gone on with.")
-            _require_cut_off(begun)
-            question = _Question(branch, path, self._seeds(path, None), replaced=replaced, begun=begun)
+            require_cut_off(begun)
+            question = Question(branch, path, self._seeds(path, None), replaced=replaced, begun=begun)
             return ReplyGroup(self._start([question], options))
 
     def _asked(self, branch: str, at: Reference | None) -> tuple[list[Message], str]:
@@ -567,7 +360,7 @@ class ChatSession(_Conversation):
         answers = self.history.children(path[-1].id)
         return {dict(answer.sampling or {}).get("seed") for answer in answers if answer.id != former}
 
-    def _start(self, questions: Sequence[_Question], options: dict[str, Any]) -> list[ReplyStream]:
+    def _start(self, questions: Sequence[Question], options: dict[str, Any]) -> list[ReplyStream]:
         """Start the answers to some questions, all or none.
 
         Seeds count up: past those that gave the answers that are there, and from one question at a place to the next.
@@ -581,7 +374,7 @@ class ChatSession(_Conversation):
         taken: dict[str, set[Any]] = {}
         for question in questions:
             seeds = taken.setdefault(question.path[-1].id, set()) | question.seeds
-            question.sampling = _seeded(sampling, question.path[-1].id, seeds - {None})
+            question.sampling = seeded(sampling, question.path[-1].id, seeds - {None})
             taken[question.path[-1].id].add(question.sampling.seed)
         generations: list[Generation] = []
         try:
@@ -598,7 +391,7 @@ class ChatSession(_Conversation):
         self.changed()
         return streams
 
-    def _stream(self, question: _Question, generation: Generation, engine: Engine) -> ReplyStream:
+    def _stream(self, question: Question, generation: Generation, engine: Engine) -> ReplyStream:
         answering = Answering(question.branch, tuple(question.path), question.begun, generation)
 
         def commit(result: GenerationResult) -> Reply:
@@ -618,7 +411,7 @@ class ChatSession(_Conversation):
         self._answering.append(answering)
         return stream
 
-    def _commit(self, question: _Question, engine: Engine, result: GenerationResult) -> Reply:
+    def _commit(self, question: Question, engine: Engine, result: GenerationResult) -> Reply:
         """Put an answer into the tree; one that was cancelled or failed before its first word is not."""
         ended_early = result.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR)
         empty = not (result.text or result.reasoning or result.tool_calls)
@@ -633,7 +426,7 @@ class ChatSession(_Conversation):
             result.tool_calls,
         )
 
-    def _store(self, question: _Question, engine: Engine, result: GenerationResult) -> tuple[Message, ...]:
+    def _store(self, question: Question, engine: Engine, result: GenerationResult) -> tuple[Message, ...]:
         asked = self.history.add(question.path[-1])
         begun = question.begun
         answer = self.history.add(
@@ -658,50 +451,7 @@ class ChatSession(_Conversation):
         return asked, answer
 
 
-@dataclass
-class _Question:
-    """A path that ends in a user message, to be answered on a branch.
-
-    `seeds` gave the answers that are there; `moved` holds the branches that go on from an answer already, and is shared
-    by questions that are asked together. `replaced` ends the answer that gives way, and `begun` is one to go on with.
-    """
-
-    branch: str
-    path: list[Message]
-    seeds: set[Any] = field(default_factory=set)
-    moved: set[str] = field(default_factory=set)
-    replaced: str | None = None
-    begun: Message | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-
-
-@dataclass(eq=False)
-class Answering:
-    """An answer that is not in the tree yet.
-
-    Parameters
-    ----------
-    branch
-        The branch that it will be on.
-    path
-        What it answers, root first.
-    begun
-        The cut-off answer that it goes on with.
-    generation
-        How far it is.
-    stream, settle
-        Who reads it, and what puts it into the tree if nobody does.
-    """
-
-    branch: str
-    path: tuple[Message, ...]
-    begun: Message | None
-    generation: Generation
-    stream: Callable[[], ReplyStream | None] = lambda: None
-    settle: Callable[[], None] = lambda: None
-
-
-class _Changing:
+class Changing:
     """Holds the session's lock while a command changes it, or a branch of it that must not be answering."""
 
     def __init__(self, session: ChatSession, branch: str | None) -> None:
@@ -723,76 +473,3 @@ class _Changing:
     def __exit__(self, *_: object) -> None:
         self._session.lock.release()
         self._session.changed()
-
-
-class _Branches(Mapping[str, Branch]):
-    """A session's branches, as they are at the time of looking."""
-
-    def __init__(self, session: ChatSession) -> None:
-        self._session = session
-
-    def __getitem__(self, name: str) -> Branch:
-        try:
-            return self._session.branch(name)
-        except BranchError as error:
-            raise KeyError(str(error)) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(list(self._session.history.branches))
-
-    def __len__(self) -> int:
-        return len(self._session.history.branches)
-
-    def __repr__(self) -> str:
-        return f"{{{', '.join(map(repr, self))}}}"
-
-
-def _seeded(sampling: SamplingParams, path_id: str, seeds: set[Any]) -> SamplingParams:
-    """Return `sampling` with a seed that is a number and none of `seeds`, or with none where it is greedy."""
-    if sampling.seed == "random" and not sampling.greedy:
-        sampling = sampling.replace(seed=secrets.randbelow(MAX_SEED + 1))
-    counted = (derive_seed(sampling, path_id, n) for n in itertools.count())
-    return next(candidate for candidate in counted if candidate.seed not in seeds)
-
-
-def _check_names(branches: Sequence[str]) -> None:
-    if isinstance(branches, str) or not isinstance(branches, Sequence):
-        raise TypeError(f"branches is a list of names, not a {type(branches).__name__}.")
-    if not branches:
-        raise InvalidArgumentError("branches is empty; name at least one.")
-    for index, name in enumerate(branches):
-        check_branch_name(name)
-        if name in branches[:index]:
-            raise BranchError(f"The branch {name!r} is named twice; each gives one answer.")
-
-
-def check_count(n: int) -> int:
-    """Return a number of answers at one place; raise where it is none."""
-    if not isinstance(n, int) or isinstance(n, bool):
-        raise TypeError(f"The number of answers is a whole number, not a {type(n).__name__}.")
-    if not 1 <= n <= MAX_ALTERNATIVES:
-        raise InvalidArgumentError(f"The number of answers is {n}; it must be from 1 to {MAX_ALTERNATIVES}.")
-    return n
-
-
-def _require_cut_off(answer: Message) -> None:
-    if answer.finish_reason not in (FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.ERROR):
-        raise BranchError("This answer ended by itself; there is nothing to go on with. Ask for more instead.")
-    sampling = dict(answer.sampling or {})
-    if sampling.get("json_schema") is not None or sampling.get("grammar") is not None:
-        raise InvalidArgumentError(
-            "An answer that is held to a schema or a grammar cannot be gone on with; regenerate it with a larger "
-            "max_tokens."
-        )
-    if answer.reasoning is not None and not answer.text:
-        raise InvalidArgumentError(
-            "This answer was cut off while the model was reasoning; regenerate it with a larger max_tokens."
-        )
-
-
-def _require_words(role: str, content: Content) -> None:
-    for part in content if isinstance(content, list) else ():
-        if not isinstance(part, Mapping):
-            raise TypeError(f"A part of a message is a mapping with a 'type', not a {type(part).__name__}.")
-    if role == "user" and (content == [] or (isinstance(content, str) and not content.strip())):
-        raise InvalidArgumentError("The prompt is empty; write what the model should answer.")

@@ -9,6 +9,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from llamanb.answering import check_count
 from llamanb.cells import CellRun
 from llamanb.errors import InvalidArgumentError
 from llamanb.history import Exchange
@@ -19,7 +20,7 @@ from llamanb.magics.prompt import expand
 from llamanb.persistence.notebook import exchange_metadata, replacement_metadata
 from llamanb.reply import Reply, ReplyGroup
 from llamanb.runtime import Request, Runtime
-from llamanb.session import ChatSession, check_count
+from llamanb.session import ChatSession
 
 __all__ = ["ask", "current_request", "regenerate", "take_out"]
 

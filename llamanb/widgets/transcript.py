@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from llamanb.answering import Answering
 from llamanb.engine.base import Generation
 from llamanb.errors import LlamanbError
 from llamanb.history import History
 from llamanb.message_html import message_blocks, plain_block
 from llamanb.messages import FinishReason, Message, preview
-from llamanb.session import Answering, ChatSession
+from llamanb.session import ChatSession
 from llamanb.wording import counted
 
 __all__ = ["SETTINGS", "Transcript"]

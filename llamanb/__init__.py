@@ -34,13 +34,16 @@ if TYPE_CHECKING:
         SessionClosedError,
         TemplateError,
         ToolError,
+        TransformError,
     )
     from llamanb.history import History
     from llamanb.messages import Chunk, FinishReason, Message, ToolCall, Usage
+    from llamanb.persistence.formats import read_messages
     from llamanb.reply import AsyncReplyStream, Reply, ReplyStream
     from llamanb.runtime import active_session, use_session
     from llamanb.sampling import SamplingParams
     from llamanb.session import ChatSession
+    from llamanb.state import SessionState
     from llamanb.transforms import (
         KeywordRemover,
         PlainTextHistory,
@@ -74,13 +77,16 @@ _HOMES = {
         "SessionClosedError",
         "TemplateError",
         "ToolError",
+        "TransformError",
     ),
     "llamanb.history": ("History",),
     "llamanb.messages": ("Chunk", "FinishReason", "Message", "ToolCall", "Usage"),
+    "llamanb.persistence.formats": ("read_messages",),
     "llamanb.reply": ("AsyncReplyStream", "Reply", "ReplyStream"),
     "llamanb.runtime": ("active_session", "use_session"),
     "llamanb.sampling": ("SamplingParams",),
     "llamanb.session": ("ChatSession",),
+    "llamanb.state": ("SessionState",),
     "llamanb.transforms": (
         "KeywordRemover",
         "PlainTextHistory",

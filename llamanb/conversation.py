@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamanb.answering import check_count, require_words
 from llamanb.errors import BranchError
 from llamanb.history import Reference
-from llamanb.messages import Content, Message
+from llamanb.messages import Content, Message, Usage
+from llamanb.persistence.formats import export_messages
 from llamanb.reply import AsyncReplyStream, Reply, ReplyStream, finished
 
 if TYPE_CHECKING:
     from llamanb.session import ChatSession
 
-__all__ = ["Branch", "Branches", "Conversation"]
+__all__ = ["Branch", "Branches", "Conversation", "Prompt"]
+
+Prompt = Content | Sequence[Message | Mapping[str, Any]]
+"""What is said: a user's message, or a list of messages, which may be mappings in OpenAI's form."""
 
 
 class Conversation:
@@ -25,15 +30,17 @@ class Conversation:
 
     # -- asking -------------------------------------------------------------------------------------------------
 
-    def send(self, prompt: Content, **options: Any) -> Reply:
+    def send(self, prompt: Prompt, **options: Any) -> Reply:
         """Say something and wait for the answer.
 
         Parameters
         ----------
         prompt
-            The user's message.
+            The user's message, or a history from elsewhere: a list of messages, or of mappings with a role and content
+            as OpenAI's programs have them. They are added, and the last one, which is the user's, is answered.
         **options
-            Any field of `SamplingParams`, for this answer alone; `engine`, to let another model give it.
+            Any field of `SamplingParams`, for this answer alone; `engine`, to let another model give it;
+            `answer_start`, words that the answer begins with.
 
         Raises
         ------
@@ -43,26 +50,33 @@ class Conversation:
             The prompt does not fit; nothing was decoded and the tree is as it was.
         SessionBusyError
             The branch is already answering.
+        TransformError
+            A transform of the session failed; where that was while the answer was written, what there was is kept.
         """
         return finished(self.stream(prompt, **options))
 
-    def stream(self, prompt: Content, **options: Any) -> ReplyStream:
+    def stream(self, prompt: Prompt, **options: Any) -> ReplyStream:
         """Say something and return the answer as an iterator of chunks; see `send`."""
         session, branch = self._place()
         return session.ask(branch, prompt, options)
 
-    async def asend(self, prompt: Content, **options: Any) -> Reply:
+    async def asend(self, prompt: Prompt, **options: Any) -> Reply:
         """Say something and await the answer; see `send`. Cancelling the task cancels the answer."""
         async with self.astream(prompt, **options) as stream:
             async for _ in stream:
                 pass
             return stream.reply
 
-    def astream(self, prompt: Content, **options: Any) -> AsyncReplyStream:
+    def astream(self, prompt: Prompt, **options: Any) -> AsyncReplyStream:
         """Say something and return the answer as an asynchronous iterator of chunks; see `send`."""
-        return AsyncReplyStream(self.stream(prompt, **options))
+        session, branch = self._place()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # called before there is one
+            loop = None
+        return AsyncReplyStream(session.ask(branch, prompt, options, loop))
 
-    def alternatives(self, prompt: Content, n: int, **options: Any) -> list[Reply]:
+    def alternatives(self, prompt: Prompt, n: int, **options: Any) -> list[Reply]:
         """Say something and wait for `n` answers, which are decoded together; the branch goes on from the first.
 
         The others are siblings of it in the tree. Seeds count up from the first one's; greedy answers are all the same.
@@ -91,7 +105,9 @@ class Conversation:
         return session.answer_again(branch, options, at=at).replies[0]
 
     def continue_answer(self, at: Reference = -1, **options: Any) -> Reply:
-        """Go on with an answer that was cut off; the whole is a sibling of it, on which the branch then ends.
+        """Go on with an answer that was cut off or written by hand; the whole is a sibling of it.
+
+        The branch then ends on the whole, which is also what is returned.
 
         Parameters
         ----------
@@ -110,6 +126,17 @@ class Conversation:
         session, branch = self._place()
         return session.go_on_with(branch, at, options).replies[0]
 
+    def prefill(self) -> Usage:
+        """Evaluate the path without generating, so that the next answer begins at once; return what that cost.
+
+        Raises
+        ------
+        ContextWindowExceededError
+            The path does not fit.
+        """
+        session, branch = self._place()
+        return session.prefill_branch(branch)
+
     # -- reading ------------------------------------------------------------------------------------------------
 
     @property
@@ -123,7 +150,7 @@ class Conversation:
     def n_tokens(self) -> int:
         """Tokens that the path takes in the context window."""
         session, _ = self._place()
-        return len(session.engine.encode(self.messages, add_generation_prompt=False))
+        return len(session.transforms.encode(session.engine, self.messages, add_generation_prompt=False))
 
     def count_tokens(self, text: str) -> int:
         """Return how many tokens a text takes by itself."""
@@ -133,7 +160,22 @@ class Conversation:
     def render_preface(self) -> str:
         """Return the path as the model reads it, without the start of an answer."""
         session, _ = self._place()
-        return session.engine.render(self.messages, add_generation_prompt=False)
+        return session.transforms.render(session.engine, self.messages)
+
+    def export(self, format: str) -> str:
+        """Return the path as the text of another program.
+
+        Parameters
+        ----------
+        format
+            ``"openai"`` (JSON), ``"chatml"``, ``"llamasharp"`` (its ``ChatHistory.json``) or ``"markdown"``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            There is no such format, or it cannot hold one of the messages.
+        """
+        return export_messages(self.messages, format)
 
     # -- changing -----------------------------------------------------------------------------------------------
 
@@ -176,8 +218,10 @@ class Conversation:
             id = history.resolve(message_id, branch)
             if id is None:
                 raise BranchError(f"Branch {branch!r} has no messages to edit.")
-            require_words(history.messages[id].role, content)
-            return history.edit(branch, id, content)
+            role = history.messages[id].role
+            require_words(role, content)
+            fields = {"model_input": session.transforms.model_input(content)} if role == "user" else {}
+            return history.edit(branch, id, content, **fields)
 
     def add_message(self, role: str, content: Content, **fields: Any) -> Message:
         """Add a message without asking for an answer. A system message can only be the first one."""
@@ -189,7 +233,37 @@ class Conversation:
                 history.set_system(branch, content)
                 return history.branch_path(branch)[0]
             require_words(role, content)
+            if role == "user" and "model_input" not in fields:
+                fields["model_input"] = session.transforms.model_input(content)
             return history.append(branch, role, content, **fields)
+
+    def add_messages(self, messages: Iterable[Message | Mapping[str, Any]]) -> list[Message]:
+        """Add messages without asking for an answer, such as examples of how to answer.
+
+        Parameters
+        ----------
+        messages
+            Messages, such as `read_messages` returns, or mappings with a role and content as OpenAI's programs have
+            them. A system prompt can only be the first one on a branch.
+
+        Returns
+        -------
+        messages
+            As they stand in the tree.
+
+        Raises
+        ------
+        HistoryFormatError
+            One is neither; the error names it, and none was added.
+        """
+        session, branch = self._place()
+        return session.add_all(branch, messages)
+
+    def remove_last(self, n: int = 1) -> None:
+        """Take the last `n` messages off the branch, but never its system prompt; they stay in the tree."""
+        session, branch = self._place()
+        with session.changing(branch) as history:
+            history.remove_last(branch, n)
 
 
 class Branch(Conversation):

@@ -7,6 +7,7 @@
     ├── ModelLoadError
     │   └── ModelNotFoundError
     ├── TemplateError
+    ├── TransformError
     ├── EngineError
     │   ├── ContextWindowExceededError
     │   ├── SequenceLimitError
@@ -41,6 +42,7 @@ __all__ = [
     "SessionClosedError",
     "TemplateError",
     "ToolError",
+    "TransformError",
 ]
 
 
@@ -62,6 +64,10 @@ class ModelNotFoundError(ModelLoadError):
 
 class TemplateError(LlamanbError):
     """The chat template is missing, is broken, or refuses these messages."""
+
+
+class TransformError(LlamanbError):
+    """A transform fails, returns something of another kind, or cannot be stored or found."""
 
 
 class EngineError(LlamanbError):

@@ -390,12 +390,29 @@ class History:
             self.set_tip(branch, exchanges[-n].messages[0].parent)
             self._mark_stale(branch)
 
-    def edit(self, branch: str, id: str, content: Content) -> Message:
+    def remove_last(self, branch: str, n: int = 1) -> None:
+        """Take the last `n` messages off a branch, but never the system prompt.
+
+        Raises
+        ------
+        BranchError
+            It has fewer.
+        """
+        if not isinstance(n, int) or isinstance(n, bool):
+            raise TypeError(f"The number of messages to take off is a whole number, not a {type(n).__name__}.")
+        said = [message for message in self.branch_path(branch) if message.role != "system"]
+        if n < 0 or n > len(said):
+            raise BranchError(f"Branch {branch!r} has {len(said)} messages; {n} of them cannot be taken off.")
+        if n:
+            self.set_tip(branch, said[-n].parent)
+            self._mark_stale(branch)
+
+    def edit(self, branch: str, id: str, content: Content, **fields: Any) -> Message:
         """Make a sibling of a message of this branch with other content; the branch ends there. The original stays."""
         if not self.on_path(id, self.tip(branch)):
             raise MessageNotFoundError(f"Message {id!r} is not on branch {branch!r}.")
         old = self.messages[id]
-        edited = self.add(Message.create(old.role, content, parent=old.parent))
+        edited = self.add(Message.create(old.role, content, parent=old.parent, **fields))
         self.set_tip(branch, edited.id)
         self._mark_stale(branch)
         return edited

@@ -18,7 +18,7 @@ from llamanb.messages import Chunk, FinishReason, Message, ToolCall, Usage
 from llamanb.rendering import answer_markdown
 from llamanb.wording import sentence
 
-__all__ = ["AsyncReplyStream", "Reply", "ReplyGroup", "ReplyStream", "finished"]
+__all__ = ["AsyncReplyStream", "Reply", "ReplyGroup", "ReplyStream", "finished", "known_error"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ class ReplyStream(Iterator[Chunk]):
     Closing it, or dropping it unread, cancels the answer and keeps what there is of it.
     """
 
-    def __init__(self, generation: Generation, commit: Callable[[GenerationResult], Reply]) -> None:
+    def __init__(
+        self, generation: Generation, commit: Callable[[GenerationResult], tuple[Reply, Exception | None]]
+    ) -> None:
         self._generation = generation
         self._commit = commit
         self._chunks = iter(generation)
@@ -121,16 +123,15 @@ class ReplyStream(Iterator[Chunk]):
     def _end(self) -> Reply:
         with self._ending:
             if self._reply is None:
-                result = self._generation.result()
-                self._error = _known(result.error)
-                self._reply = self._commit(result)
+                self._reply, error = self._commit(self._generation.result())
+                self._error = known_error(error)
             return self._reply
 
     def _raise_error(self) -> None:
         """Raise what the generation failed with, once."""
         if self._error is not None:
             error, self._error = self._error, None
-            raise error from None
+            raise error from error.__cause__
 
     def __enter__(self) -> ReplyStream:
         return self
@@ -209,7 +210,7 @@ class ReplyGroup(Iterator[tuple[int, Chunk]]):
             for stream in self._streams:
                 stream._error = None
             if errors:
-                raise errors[0] from None
+                raise errors[0] from errors[0].__cause__
             return [stream.reply for stream in self._streams]
 
     def __enter__(self) -> ReplyGroup:
@@ -267,7 +268,7 @@ class AsyncReplyStream(AsyncIterator[Chunk]):
             self._stream.close()
 
 
-def _known(error: Exception | None) -> Exception | None:
+def known_error(error: Exception | None) -> Exception | None:
     """Let no error of another kind out of a session."""
     if error is None or isinstance(error, LlamanbError):
         return error

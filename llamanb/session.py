@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from llamanb.answering import Answering, Question, check_names, require_cut_off, require_words, seeded
-from llamanb.conversation import Branch, Branches, Conversation
+from llamanb.answering import (
+    Answering,
+    Question,
+    check_names,
+    placed,
+    read_given,
+    read_prompt,
+    require_cut_off,
+    require_writable,
+    seeded,
+)
+from llamanb.conversation import Branch, Branches, Conversation, Prompt
 from llamanb.engine.base import Engine, Generation, GenerationRequest, GenerationResult
-from llamanb.errors import BranchError, HistoryFormatError, InvalidArgumentError, SessionBusyError, SessionClosedError
+from llamanb.engine.template import as_seen
+from llamanb.errors import (
+    BranchError,
+    HistoryFormatError,
+    InvalidArgumentError,
+    SessionBusyError,
+    SessionClosedError,
+    TransformError,
+)
 from llamanb.history import History, Reference
-from llamanb.messages import Content, FinishReason, Message, Usage, storable
+from llamanb.messages import FinishReason, Message, Usage, storable
 from llamanb.persistence.schema import dump_history, keep_unstored, load_defaults, load_history
-from llamanb.reply import Reply, ReplyGroup, ReplyStream
+from llamanb.reply import Reply, ReplyGroup, ReplyStream, known_error
 from llamanb.sampling import SamplingParams
+from llamanb.state import SessionState
+from llamanb.transformed import require_waitable, transformed
+from llamanb.transforms import (
+    HistoryTransform,
+    InputTransform,
+    OutputTransform,
+    Transforms,
+    check_history_transform,
+    check_input_transform,
+    check_output_transform,
+)
 
 __all__ = ["ChatSession"]
 
@@ -40,6 +71,8 @@ class ChatSession(Conversation):
         self.sampling = sampling if sampling is not None else SamplingParams()
         self.history = History()
         self._system = system
+        self.transforms = Transforms()
+        """What is done with what a person types, what the model writes, and how it reads a conversation."""
         self.lock = threading.RLock()
         """Held by who changes the history, and by who reads it in another thread."""
         self._answering: list[Answering] = []
@@ -69,13 +102,13 @@ class ChatSession(Conversation):
         """Return a branch; `BranchError` where there is none of that name."""
         return Branch(self, self.history.branch(name).name)
 
-    def fan_out(self, prompt: Content, branches: Sequence[str], **options: Any) -> dict[str, Reply]:
+    def fan_out(self, prompt: Prompt, branches: Sequence[str], **options: Any) -> dict[str, Reply]:
         """Say something on several branches at once and wait for the answers, which are decoded together.
 
         Parameters
         ----------
         prompt
-            The user's message.
+            The user's message, or messages as in `send`.
         branches
             Names. Where there is no such branch, it is forked from the active one's tip. Seeds of branches that start
             at one place count up, in this order.
@@ -131,15 +164,13 @@ class ChatSession(Conversation):
     def prune(self) -> int:
         """Remove the messages that no branch leads to, for good; return how many there were."""
         with self.changing() as history:
-            if self._answering:
-                raise SessionBusyError("A branch is answering; prune when it has ended.")
+            self.require_idle("prune")
             return history.prune()
 
     def clear(self) -> None:
         """Remove all branches and messages for good; the system prompt and the sampling stay."""
         with self.changing() as history:
-            if self._answering:
-                raise SessionBusyError("A branch is answering; clear the session when it has ended.")
+            self.require_idle("clear the session")
             history.clear()
             if self._system is not None:
                 history.set_system(history.active, self._system)
@@ -167,6 +198,62 @@ class ChatSession(Conversation):
             else:
                 history.set_system(branch, text)
                 self._system = text
+
+    # -- transforms ---------------------------------------------------------------------------------------------
+
+    @property
+    def input_transforms(self) -> list[InputTransform]:
+        """Functions from what a person types to what the model is given, applied in this order.
+
+        What was typed is what is stored and shown; what the model was given stands beside it where it differs.
+        """
+        return self.transforms.input
+
+    @input_transforms.setter
+    def input_transforms(self, transforms: Iterable[InputTransform]) -> None:
+        transforms = list(transforms)
+        for transform in transforms:
+            check_input_transform(transform)
+        self.transforms.input = transforms
+
+    @property
+    def output_transform(self) -> OutputTransform | None:
+        """A function from the pieces of an answer's text, as they come, to the pieces that are shown and stored."""
+        return self.transforms.output
+
+    @output_transform.setter
+    def output_transform(self, transform: OutputTransform | None) -> None:
+        if transform is not None:
+            check_output_transform(transform)
+        self.transforms.output = transform
+
+    @property
+    def history_transform(self) -> HistoryTransform | None:
+        """How a conversation becomes text and back; ``None`` is by the model's own chat template."""
+        return self.transforms.history
+
+    @history_transform.setter
+    def history_transform(self, transform: HistoryTransform | None) -> None:
+        if transform is not None:
+            check_history_transform(transform)
+        self.transforms.history = transform
+        self.changed()
+
+    def with_input_transform(self, transform: InputTransform) -> ChatSession:
+        """Add an input transform behind the others, and return the session."""
+        check_input_transform(transform)
+        self.input_transforms.append(transform)
+        return self
+
+    def with_output_transform(self, transform: OutputTransform | None) -> ChatSession:
+        """Set the output transform, and return the session; `compose` makes one of several."""
+        self.output_transform = transform
+        return self
+
+    def with_history_transform(self, transform: HistoryTransform | None) -> ChatSession:
+        """Set the history transform, and return the session."""
+        self.history_transform = transform
+        return self
 
     # -- storing ------------------------------------------------------------------------------------------------
 
@@ -213,6 +300,37 @@ class ChatSession(Conversation):
             keep_unstored(other.history, self.history)
             self.history, self._system, self.sampling = other.history, other._system, other.sampling
         self.changed()
+
+    def state(self) -> SessionState:
+        """Return what the session holds now; it stays as it is, whatever the session goes on to."""
+        with self.lock:
+            return SessionState(self.history, self._system, self.sampling, self.transforms).copy()
+
+    def restore(self, state: SessionState, transforms: bool = True) -> None:
+        """Go back to a state. What was said since is forgotten; the state can be restored again.
+
+        Nothing is evaluated again that the engine still has in its cache, or parked beside it.
+
+        Parameters
+        ----------
+        state
+            What `state` returned, of this session or another one.
+        transforms
+            Whether to go back to its transforms too, or keep those that the session has.
+
+        Raises
+        ------
+        SessionBusyError
+            A branch is answering.
+        """
+        if not isinstance(state, SessionState):
+            raise TypeError(f"restore takes what state() returned, not a {type(state).__name__}.")
+        with self.changing():
+            self.require_idle("restore a state")
+            state = state.copy()
+            self.history, self._system, self.sampling = state.history, state.system, state.sampling
+            if transforms:
+                self.transforms = state.transforms
 
     # -- ending -------------------------------------------------------------------------------------------------
 
@@ -275,6 +393,11 @@ class ChatSession(Conversation):
         if any(a.branch == branch for a in self._answering):
             raise SessionBusyError(f"Branch {branch!r} is answering; wait for it, or fork and ask there.")
 
+    def require_idle(self, act: str) -> None:
+        """Raise where a branch is answering while something is to be done that concerns all of them."""
+        if self._answering:
+            raise SessionBusyError(f"A branch is answering; {act} when it has ended.")
+
     def changing(self, branch: str | None = None) -> Changing:
         """Hold the lock while a command changes the history, or a branch of it that must not be answering."""
         return Changing(self, branch)
@@ -289,25 +412,60 @@ class ChatSession(Conversation):
         history.fork(name, point, from_branch=None if system is not None else origin)
         return Branch(self, name)
 
-    def ask(self, branch: str, prompt: Content, options: dict[str, Any]) -> ReplyStream:
-        """Ask on a branch, as `stream` does."""
+    def ask(
+        self, branch: str, prompt: Prompt, options: dict[str, Any], loop: asyncio.AbstractEventLoop | None = None
+    ) -> ReplyStream:
+        """Ask on a branch, as `stream` does; `loop` is where the answer is awaited, if it is."""
         with self.lock:
-            return self._start([self._question(branch, prompt)], options)[0]
+            return self._start([self._question(branch, read_prompt(prompt, self.transforms))], options, loop)[0]
 
-    def ask_many(self, branches: Sequence[str], prompt: Content, options: dict[str, Any]) -> ReplyGroup:
+    def ask_many(self, branches: Sequence[str], prompt: Prompt, options: dict[str, Any]) -> ReplyGroup:
         """Ask on several branches at once; one that is named again gets further answers at the same place."""
         with self.lock:
-            questions = [self._question(branch, prompt) for branch in branches]
+            said = read_prompt(prompt, self.transforms)
+            questions = [self._question(branch, said) for branch in branches]
             for question in questions:
                 question.moved = questions[0].moved
             return ReplyGroup(self._start(questions, options))
 
-    def _question(self, branch: str, prompt: Content) -> Question:
-        require_words("user", prompt)
+    def _question(self, branch: str, said: Sequence[Message]) -> Question:
         self._require_ready(branch)
         path = self.history.branch_path(branch)
-        message = Message.create("user", prompt, parent=path[-1].id if path else None)
-        return Question(branch, [*path, message])
+        return Question(branch, [*path, *placed(said, path)])
+
+    def add_all(self, branch: str, messages: Iterable[Message | Mapping[str, Any]]) -> list[Message]:
+        """Add messages to a branch, as `add_messages` does."""
+        with self.changing(branch) as history:
+            added = placed(read_given(messages, self.transforms), history.branch_path(branch))
+            for message in added:
+                history.add(message)
+            if added:
+                self._note_system(branch, added[0])
+                history.set_tip(branch, added[-1].id)
+            return added
+
+    def _note_system(self, branch: str, first: Message) -> None:
+        """Keep the system prompt that messages brought along which are the first on their branch."""
+        if first.role == "system" and self.history.tip(branch) is None:
+            self._system = first.text
+
+    def prefill_branch(self, branch: str) -> Usage:
+        """Evaluate the path of a branch, as `prefill` does."""
+        with self.lock:
+            self._require_ready(branch)
+            path = self.history.branch_path(branch)
+            if not path:
+                return Usage()
+            tokens = self.transforms.encode(self.engine, path, add_generation_prompt=False)
+            generation = self.engine.submit(GenerationRequest(as_seen(path), tokens, self.sampling, prefill_only=True))
+        try:
+            result = generation.result()
+        except BaseException:
+            generation.cancel()
+            raise
+        if (error := known_error(result.error)) is not None:
+            raise error from error.__cause__
+        return result.usage
 
     def answer_again(
         self, branch: str, options: dict[str, Any], cell: str | None = None, at: Reference | None = None
@@ -330,11 +488,12 @@ class ChatSession(Conversation):
         with self.lock:
             self._require_ready(branch)
             id = self.history.resolve(at, branch)
-            path, replaced = self._asked(branch, id)
+            _, replaced = self._asked(branch, id)
             begun = self.history.messages[id] if id is not None else None
             if begun is None or begun.id != replaced or begun.role != "assistant":
                 raise BranchError("Only the last message of an answer can be gone on with.")
             require_cut_off(begun)
+            path = self.history.path(begun.parent)
             question = Question(branch, path, self._seeds(path, None), replaced=replaced, begun=begun)
             return ReplyGroup(self._start([question], options))
 
@@ -360,33 +519,44 @@ class ChatSession(Conversation):
         answers = self.history.children(path[-1].id)
         return {dict(answer.sampling or {}).get("seed") for answer in answers if answer.id != former}
 
-    def _start(self, questions: Sequence[Question], options: dict[str, Any]) -> list[ReplyStream]:
+    def _start(
+        self, questions: Sequence[Question], options: dict[str, Any], loop: asyncio.AbstractEventLoop | None = None
+    ) -> list[ReplyStream]:
         """Start the answers to some questions, all or none.
 
         Seeds count up: past those that gave the answers that are there, and from one question at a place to the next.
         """
         engine: Engine = options.pop("engine", None) or self.engine
+        answer_start = options.pop("answer_start", None)
+        transforms = self.transforms.copy()
+        require_waitable(transforms.output, loop)
         sampling = self.sampling.replace(**options)
+        sampling = sampling.replace(stop=list(dict.fromkeys((*sampling.stop, *transforms.stop))))
         try:
             storable(sampling.acting())
         except HistoryFormatError as error:
             raise InvalidArgumentError(f"An option cannot be stored: {error.path[2:]}: {error.problem}.") from None
         taken: dict[str, set[Any]] = {}
         for question in questions:
+            if answer_start is not None:
+                question.begin(answer_start)
+            if question.begun is not None:
+                require_writable(sampling, question.begun)
             seeds = taken.setdefault(question.path[-1].id, set()) | question.seeds
             question.sampling = seeded(sampling, question.path[-1].id, seeds - {None})
             taken[question.path[-1].id].add(question.sampling.seed)
+            question.transforms = transforms
         generations: list[Generation] = []
         try:
             for question in questions:
-                tokens, messages = engine.encode(question.path), question.path
-                if question.begun is not None:
-                    tokens, messages = [*tokens, *engine.tokenize(question.begun.text)], [*messages, question.begun]
-                generations.append(engine.submit(GenerationRequest(tuple(messages), tokens, question.sampling)))
+                tokens = transforms.encode(engine, question.path, begun=question.begun)
+                messages = question.path if question.begun is None else [*question.path, question.begun]
+                generations.append(engine.submit(GenerationRequest(as_seen(messages), tokens, question.sampling)))
         except BaseException:
             for generation in generations:
                 generation.cancel()
             raise
+        generations = [transformed(generation, transforms.output, loop) for generation in generations]
         streams = [self._stream(*pair, engine) for pair in zip(questions, generations, strict=True)]
         self.changed()
         return streams
@@ -394,13 +564,13 @@ class ChatSession(Conversation):
     def _stream(self, question: Question, generation: Generation, engine: Engine) -> ReplyStream:
         answering = Answering(question.branch, tuple(question.path), question.begun, generation)
 
-        def commit(result: GenerationResult) -> Reply:
+        def commit(result: GenerationResult) -> tuple[Reply, Exception | None]:
             with self.lock:
                 self._answering.remove(answering)
                 self.last_usage = result.usage
-                reply = self._commit(question, engine, result)
+                committed = self._commit(question, engine, result)
             self.changed()
-            return reply
+            return committed
 
         def settle() -> None:
             generation.cancel()
@@ -411,13 +581,25 @@ class ChatSession(Conversation):
         self._answering.append(answering)
         return stream
 
-    def _commit(self, question: Question, engine: Engine, result: GenerationResult) -> Reply:
-        """Put an answer into the tree; one that was cancelled or failed before its first word is not."""
+    def _commit(self, question: Question, engine: Engine, result: GenerationResult) -> tuple[Reply, Exception | None]:
+        """Put an answer into the tree, and return what went wrong with it.
+
+        One that was cancelled or failed before its first word is not kept.
+        """
         ended_early = result.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR)
         empty = not (result.text or result.reasoning or result.tool_calls)
-        exchange = () if ended_early and empty else self._store(question, engine, result)
-        return Reply(
-            result.text,
+        error, exchange = result.error, tuple[Message, ...]()
+        if not (ended_early and empty):
+            begun = question.begun
+            text = result.text if begun is None else begun.text + result.text
+            try:
+                answer = question.transforms.answer_messages(text)
+            except TransformError as problem:
+                answer, error = [Message.create("assistant", text)], error or problem
+                result = replace(result, finish_reason=FinishReason.ERROR)
+            exchange = self._store(question, engine, result, answer)
+        reply = Reply(
+            exchange[-1].text if exchange else result.text,
             exchange,
             result.finish_reason,
             result.usage,
@@ -425,30 +607,42 @@ class ChatSession(Conversation):
             result.reasoning,
             result.tool_calls,
         )
+        return reply, error
 
-    def _store(self, question: Question, engine: Engine, result: GenerationResult) -> tuple[Message, ...]:
-        asked = self.history.add(question.path[-1])
-        begun = question.begun
-        answer = self.history.add(
-            Message.create(
-                "assistant",
-                result.text if begun is None else begun.text + result.text,
-                parent=asked.id,
-                reasoning=result.reasoning if begun is None else begun.reasoning,
-                tool_calls=result.tool_calls,
-                finish_reason=result.finish_reason,
-                model=engine.fingerprint,
-                sampling=question.sampling.acting(),
+    def _store(
+        self, question: Question, engine: Engine, result: GenerationResult, answer: Sequence[Message]
+    ) -> tuple[Message, ...]:
+        """Put a question and its answer into the tree; what is known of the answer stands with its last message."""
+        self._note_system(question.branch, question.path[0])
+        for message in question.path:
+            self.history.add(message)
+        exchange = question.exchange
+        for message in answer[:-1]:
+            exchange.append(self.history.add(message.below(exchange[-1].id)))
+        begun, last = question.begun, answer[-1]
+        exchange.append(
+            self.history.add(
+                Message.create(
+                    "assistant",
+                    last.content,
+                    parent=exchange[-1].id,
+                    reasoning=result.reasoning if begun is None else begun.reasoning,
+                    tool_calls=(*last.tool_calls, *result.tool_calls),
+                    finish_reason=result.finish_reason,
+                    model=engine.fingerprint,
+                    sampling=question.sampling.acting(),
+                    extra=last.extra,
+                )
             )
         )
         if question.branch not in question.moved:
             question.moved.add(question.branch)
-            if self.history.on_path(asked.id, self.history.tip(question.branch)):
-                replaced = question.replaced or self.history.tip(question.branch)
-                self.history.replace_answer(question.branch, replaced, answer.id)
+            tip = self.history.tip(question.branch)
+            if self.history.on_path(question.path[-1].id, tip):
+                self.history.replace_answer(question.branch, question.replaced or tip, exchange[-1].id)
             else:
-                self.history.set_tip(question.branch, answer.id)
-        return asked, answer
+                self.history.set_tip(question.branch, exchange[-1].id)
+        return tuple(exchange)
 
 
 class Changing:

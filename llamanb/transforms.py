@@ -2,36 +2,246 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import re
+import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
+from llamanb.engine.base import Engine
 from llamanb.engine.parsing import open_from
-from llamanb.engine.template import ChatTemplate
-from llamanb.errors import InvalidArgumentError
-from llamanb.messages import Message
+from llamanb.engine.template import ChatTemplate, as_seen
+from llamanb.errors import InvalidArgumentError, LlamanbError, TransformError
+from llamanb.messages import Content, Message
+from llamanb.wording import sentence
 
 __all__ = [
     "Composed",
+    "HistoryTransform",
+    "InputTransform",
     "KeywordRemover",
     "OutputTransform",
     "PlainTextHistory",
     "RoleNameStripper",
     "TemplateHistory",
+    "Transforms",
+    "check_history_transform",
+    "check_input_transform",
+    "check_output_transform",
     "compose",
+    "failed",
+    "is_async",
+    "transform_name",
 ]
+
+InputTransform = Callable[[str], str]
+"""What a person typed to what the model is given."""
 
 OutputTransform = Callable[[Iterator[str]], Iterator[str]] | Callable[[AsyncIterator[str]], AsyncIterator[str]]
 """The answer's text, in pieces as it is written, to the text that is shown and stored; such as a generator function."""
 
 
+class HistoryTransform(Protocol):
+    """Messages to the text that a model goes on with, and what it wrote back to messages.
+
+    It may have two things more: ``stop``, strings that end an answer, and ``to_prompt(messages, answer_start)``, the
+    text with which the model is asked for an answer, where that is more than `to_text` and the start of the answer.
+    """
+
+    def to_text(self, messages: Sequence[Message]) -> str:
+        """Return the text of a conversation."""
+
+    def from_text(self, role: str, text: str) -> list[Message]:
+        """Return the messages that a text of that role holds."""
+
+
+# -- all of a session's ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Transforms:
+    """The transforms of a session."""
+
+    input: list[InputTransform] = field(default_factory=list)
+    output: OutputTransform | None = None
+    history: HistoryTransform | None = None
+
+    def copy(self) -> Transforms:
+        """Return a copy; the transforms themselves are shared."""
+        return replace(self, input=list(self.input))
+
+    def model_input(self, content: Content) -> str | None:
+        """Return what the model is given in place of what a person typed; ``None`` where that is the same.
+
+        Raises
+        ------
+        TransformError
+            A transform fails, or returns something else than text, or nothing.
+        """
+        if not isinstance(content, str):
+            return None
+        text = functools.reduce(_input, self.input, content)
+        return None if text == content else text
+
+    def encode(
+        self,
+        engine: Engine,
+        path: Sequence[Message],
+        *,
+        begun: Message | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Return the tokens of a path as the model is given it.
+
+        Parameters
+        ----------
+        engine
+            Whose model.
+        path
+            The messages.
+        begun
+            The start of an answer to them.
+        add_generation_prompt
+            Whether the model is to answer.
+        """
+        if self.history is None:
+            tokens = engine.encode(path, add_generation_prompt=add_generation_prompt)
+            return tokens if begun is None else [*tokens, *engine.tokenize(begun.text)]
+        if not add_generation_prompt:
+            return engine.encode(path, render=self._text)
+        if begun is None:
+            return engine.encode(path, render=lambda messages: self._prompt(messages, ""))
+        return engine.encode([*path, begun], render=lambda messages: self._prompt(messages[:-1], messages[-1].text))
+
+    def render(self, engine: Engine, path: Sequence[Message]) -> str:
+        """Return the text of a path as the model is given it, without the start of an answer."""
+        if self.history is None:
+            return engine.render(path, add_generation_prompt=False)
+        return self._text(as_seen(path))
+
+    def _text(self, messages: Sequence[Message]) -> str:
+        return _called(self.history, "to_text", messages)
+
+    def _prompt(self, messages: Sequence[Message], answer_start: str) -> str:
+        if hasattr(self.history, "to_prompt"):
+            return _called(self.history, "to_prompt", messages, answer_start)
+        return self._text(messages) + answer_start
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """The strings that end an answer by the history transform."""
+        stop = getattr(self.history, "stop", ())
+        return (stop,) if isinstance(stop, str) else tuple(stop)
+
+    def answer_messages(self, text: str) -> list[Message]:
+        """Return the messages that an answer's text holds: at least one, the last of them by the assistant.
+
+        Raises
+        ------
+        TransformError
+            The history transform fails, or returns something else.
+        """
+        if self.history is None:
+            return [Message.create("assistant", text)]
+        try:
+            messages = list(self.history.from_text("assistant", text))
+        except Exception as error:
+            raise failed("history", self.history, error) from error
+        roles = [message.role if isinstance(message, Message) else None for message in messages]
+        if not set(roles) <= {"assistant", "tool"} or (roles and roles[-1] != "assistant"):
+            raise TransformError(
+                f"The history transform {transform_name(self.history)!r} must make messages of the assistant, or of "
+                "tools before one of the assistant, of an answer."
+            )
+        return messages or [Message.create("assistant", "")]
+
+
+def _input(text: str, transform: InputTransform) -> str:
+    check_input_transform(transform)
+    try:
+        changed = transform(text)
+    except Exception as error:
+        raise failed("input", transform, error) from error
+    if not isinstance(changed, str):
+        raise TransformError(
+            f"The input transform {transform_name(transform)!r} must return text, not {type(changed).__name__}."
+        )
+    if not changed.strip():
+        raise TransformError(f"The input transform {transform_name(transform)!r} leaves nothing of the prompt.")
+    return changed
+
+
+def _called(history: object, method: str, *arguments: object) -> str:
+    try:
+        text = getattr(history, method)(*arguments)
+    except LlamanbError:
+        raise
+    except Exception as error:
+        raise failed("history", history, error) from error
+    if not isinstance(text, str):
+        raise TransformError(
+            f"The history transform {transform_name(history)!r} must return text from {method}, not "
+            f"{type(text).__name__}."
+        )
+    return text
+
+
+def check_input_transform(transform: object) -> None:
+    """Raise where something cannot be an input transform."""
+    if isinstance(transform, type):
+        raise TypeError(f"{transform.__name__} is a class; an input transform is a function of a text.")
+    if not callable(transform):
+        raise TypeError(f"An input transform is a function of a text, not a {type(transform).__name__}.")
+
+
+def check_history_transform(transform: object) -> None:
+    """Raise where something cannot be a history transform."""
+    if isinstance(transform, type):
+        raise TypeError(f"{transform.__name__} is a class; make one of it: {transform.__name__}(…).")
+    for method in ("to_text", "from_text"):
+        if not callable(getattr(transform, method, None)):
+            raise TypeError(
+                f"A history transform has to_text(messages) and from_text(role, text); {transform!r} has no {method}."
+            )
+
+
+def transform_name(transform: object) -> str:
+    """Return how a transform is called in a sentence."""
+    name = getattr(transform, "__qualname__", None)
+    return name if isinstance(name, str) else type(transform).__qualname__
+
+
+def failed(kind: str, transform: object, error: BaseException) -> TransformError:
+    """Return what is said where a transform failed, with where that was."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" (line {frames[-1].lineno} of {frames[-1].name})" if len(frames) > 1 else ""
+    problem = sentence(error).removesuffix(".") if str(error) else ""
+    said = TransformError(
+        f"The {kind} transform {transform_name(transform)!r} failed: {type(error).__name__}"
+        f"{': ' if problem else ''}{problem}{where}."
+    )
+    said.__cause__ = error
+    return said
+
+
 # -- the stream of an answer -------------------------------------------------------------------------------------
 
 
-def _check(transform: object) -> None:
+def is_async(transform: object) -> bool:
+    """Whether an output transform can only be waited for."""
+    while isinstance(transform, functools.partial):
+        transform = transform.func
+    if isinstance(transform, Composed):
+        return any(is_async(stage) for stage in transform.transforms)
+    call = transform if inspect.isroutine(transform) else type(transform).__call__
+    return inspect.isasyncgenfunction(call) or inspect.iscoroutinefunction(call)
+
+
+def check_output_transform(transform: object) -> None:
     """Raise where something cannot be an output transform."""
     if isinstance(transform, type):
         raise TypeError(f"{transform.__name__} is a class; make one of it: {transform.__name__}(…).")
@@ -60,7 +270,7 @@ class Composed:
         return stream
 
     def __repr__(self) -> str:
-        return f"compose({', '.join(map(repr, self.transforms))})"
+        return f"compose({', '.join(map(transform_name, self.transforms))})"
 
 
 def compose(*transforms: OutputTransform) -> OutputTransform:
@@ -74,7 +284,7 @@ def compose(*transforms: OutputTransform) -> OutputTransform:
     if not transforms:
         raise InvalidArgumentError("compose needs at least one transform.")
     for transform in transforms:
-        _check(transform)
+        check_output_transform(transform)
     flat = [stage for t in transforms for stage in (t.transforms if isinstance(t, Composed) else (t,))]
     return flat[0] if len(flat) == 1 else Composed(flat)
 

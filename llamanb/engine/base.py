@@ -35,7 +35,7 @@ class GenerationRequest:
     Parameters
     ----------
     messages
-        The path, root first.
+        The path as the model sees it, root first.
     tokens
         The path as the engine's `encode` gives it, with the generation prompt.
     sampling
@@ -111,7 +111,7 @@ class Generation:
     """
 
     def __init__(self, on_cancel: Callable[[], None] = lambda: None, n_prompt: int = 0) -> None:
-        self.progress = Progress(n_prompt)
+        self._progress = Progress(n_prompt)
         self._so_far: list[Chunk] = []
         self._chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
         self._on_cancel = on_cancel
@@ -119,6 +119,15 @@ class Generation:
         self._finished = threading.Event()
         self._result: GenerationResult | None = None
         self._listener: Callable[[], None] = lambda: None
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is."""
+        return self._progress
+
+    def report(self, progress: Progress) -> None:
+        """Say how far it is; for the engine."""
+        self._progress = progress
 
     @property
     def cancelled(self) -> bool:

@@ -117,7 +117,7 @@ class _Slot:
     def note_progress(self) -> None:
         n_prompt = len(self.request.tokens)
         n_read = min(self.n_done, n_prompt)
-        self.generation.progress = Progress(n_prompt, n_read, self.placement.n_cached, self.n_generated)
+        self.generation.report(Progress(n_prompt, n_read, self.placement.n_cached, self.n_generated))
 
     @property
     def decoding(self) -> bool:

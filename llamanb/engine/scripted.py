@@ -189,7 +189,7 @@ class ScriptedEngine:
                 finish = FinishReason.CANCELLED
             else:
                 n_cached = placement.n_cached
-                generation.progress = Progress(len(prompt), len(prompt), n_cached)
+                generation.report(Progress(len(prompt), len(prompt), n_cached))
                 script = _script(reply, request)
                 clock.first_token = time.perf_counter()
                 finish = self._speak(script, budget, generation, progress)
@@ -227,7 +227,7 @@ class ScriptedEngine:
                 self._show(generation, progress.assembler.finish())
                 return FinishReason.LENGTH
             progress.n_generated += 1
-            generation.progress = dataclasses.replace(generation.progress, n_generated=progress.n_generated)
+            generation.report(dataclasses.replace(generation.progress, n_generated=progress.n_generated))
             self._show(generation, progress.assembler.feed(bytes([byte])))
             if progress.assembler.stopped:
                 return FinishReason.STOP

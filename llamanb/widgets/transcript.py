@@ -54,7 +54,7 @@ class Transcript:
             "path": [message.id for message in path],
             "places": _places(history, path),
             "answering": answer is not None,
-            "begun": None if answer is None or answer.begun is None else answer.begun.id,
+            "begun": answer.begun.id if answer and answer.begun and answer.begun.id in history.messages else None,
             "n_lost": n_lost,
             "lost": counted(n_lost, "message"),
             "meter": self._meter(path),
@@ -66,7 +66,7 @@ class Transcript:
     def items(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return messages of the tree, or of answers that are being written, by their ids."""
         history, answering = self.session.snapshot()
-        asked = {answer.path[-1].id: answer.path[-1] for answer in answering}
+        asked = {message.id: message for answer in answering for message in answer.path}
         return {id: self._item(history, history.messages.get(id) or asked[id]) for id in ids}
 
     def _branch(self, history: History, name: str, busy: bool) -> dict[str, Any]:
@@ -77,10 +77,11 @@ class Transcript:
 
     def _meter(self, path: list[Message]) -> dict[str, Any]:
         """Return how much of the context window the path takes, and what the last answer cost."""
-        key = (path[-1].id if path else None, self.session.engine)
+        transforms = self.session.transforms
+        key = (path[-1].id if path else None, self.session.engine, transforms.history)
         if self._n_tokens[0] != key:
             try:
-                n_tokens = len(self.session.engine.encode(path, add_generation_prompt=False)) if path else 0
+                n_tokens = len(transforms.encode(self.session.engine, path, add_generation_prompt=False)) if path else 0
             except LlamanbError:  # the template refuses the path, or the engine is closed: there is no count
                 n_tokens = None
             self._n_tokens = (key, n_tokens)

@@ -16,14 +16,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
 
 @pytest.fixture(params=["scripted", "llama.cpp"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    if request.param == "llama.cpp":
-        yield request.getfixturevalue("shared_llama_engine")
-    else:
-        yield request.getfixturevalue("scripted_engine")
-
-
-@pytest.fixture(params=["scripted", "llama.cpp"])
 def make_engine(request: pytest.FixtureRequest) -> Iterator[Any]:
     made: list[Any] = []
 

@@ -15,18 +15,6 @@ from llamanb.engine.base import Engine
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
 
 
-@pytest.fixture(params=["scripted", "llama.cpp"])
-def engine(request: pytest.FixtureRequest) -> Engine:
-    name = "shared_llama_engine" if request.param == "llama.cpp" else "scripted_engine"
-    engine: Engine = request.getfixturevalue(name)
-    return engine
-
-
-@pytest.fixture
-def session(engine: Engine) -> ChatSession:
-    return ChatSession(engine, system="Be brief.", sampling=GREEDY)
-
-
 def roles(conversation: Any) -> list[str]:
     return [message.role for message in conversation.messages]
 

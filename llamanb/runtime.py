@@ -18,7 +18,7 @@ from llamanb.models import resolve
 from llamanb.persistence.live import Sessions, merged_sessions
 from llamanb.persistence.notebook import restored_sessions
 from llamanb.persistence.patch import same
-from llamanb.persistence.schema import CELL_ID, dump_history, load_history
+from llamanb.persistence.schema import CELL_ID, dump_history, load_history, without_cells
 from llamanb.session import ChatSession
 from llamanb.settings import ChatConfig
 from llamanb.wording import counted
@@ -299,10 +299,7 @@ class Runtime:
 
         Its cells are not this notebook's: what they own, and the branches that they made, nobody owns here.
         """
-        free = {}
-        for name, stored in sessions.items():
-            branches = [{k: v for k, v in b.items() if k not in ("made_by", "at")} for b in stored["branches"]]
-            free[name] = {**stored, "cells": {}, "remade": {}, "stale": [], "branches": branches}
+        free = {name: without_cells(stored) for name, stored in sessions.items()}
         said = {name: stored for name, stored in self._all().items() if _says_something(stored)}
         merged = merged_sessions({}, said, free)
         self._take_over(merged)

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from llamanb.answering import (
@@ -36,6 +37,7 @@ from llamanb.messages import FinishReason, Message, Usage, storable
 from llamanb.persistence.schema import dump_history, keep_unstored, load_defaults, load_history
 from llamanb.reply import Reply, ReplyGroup, ReplyStream, known_error
 from llamanb.sampling import SamplingParams
+from llamanb.saving import Loading, save_to
 from llamanb.state import SessionState
 from llamanb.transformed import require_waitable, transformed
 from llamanb.transforms import (
@@ -282,7 +284,8 @@ class ChatSession(Conversation):
         history = load_history(data)
         system, sampling = load_defaults(data)
         session = cls(engine, sampling=sampling)
-        history.extra = {k: v for k, v in history.extra.items() if k not in ("system", "sampling", "model")}
+        own = ("system", "sampling", "model", "transforms")
+        history.extra = {key: value for key, value in history.extra.items() if key not in own}
         session.history = history
         session._system = system
         return session
@@ -331,6 +334,33 @@ class ChatSession(Conversation):
             self.history, self._system, self.sampling = state.history, state.system, state.sampling
             if transforms:
                 self.transforms = state.transforms
+
+    def save(self, path: str | Path, *, cache: bool = False) -> None:
+        """Save the session to a directory, in the place of one that was saved there.
+
+        It holds ``session.json``: the tree, the system prompt, the sampling, and the transforms by where they can be
+        imported from. Should the process die meanwhile, the directory holds the former session or the new one.
+
+        Parameters
+        ----------
+        path
+            The directory: a new one, an empty one, or a saved session.
+        cache
+            Whether to save what the model's cache holds for the active path too, so that an engine with the same model
+            and settings need not evaluate it again.
+
+        Raises
+        ------
+        TransformError
+            A transform could not be found again by its name, such as a lambda.
+        InvalidArgumentError
+            Something else is there, which is left as it is, or it cannot be written.
+        SchemaVersionError
+            A session that a newer llamanb has saved is there.
+        """
+        save_to(self, path, cache=cache)
+
+    load = Loading()
 
     # -- ending -------------------------------------------------------------------------------------------------
 
@@ -454,10 +484,13 @@ class ChatSession(Conversation):
         with self.lock:
             self._require_ready(branch)
             path = self.history.branch_path(branch)
-            if not path:
-                return Usage()
-            tokens = self.transforms.encode(self.engine, path, add_generation_prompt=False)
-            generation = self.engine.submit(GenerationRequest(as_seen(path), tokens, self.sampling, prefill_only=True))
+        return self.evaluate(path)[1].usage if path else Usage()
+
+    def evaluate(self, path: Sequence[Message], *, keep_state: bool = False) -> tuple[list[int], GenerationResult]:
+        """Evaluate a path; return its tokens, and what came of it."""
+        tokens = self.transforms.encode(self.engine, path, add_generation_prompt=False)
+        request = GenerationRequest(as_seen(path), tokens, self.sampling, prefill_only=True, keep_state=keep_state)
+        generation = self.engine.submit(request)
         try:
             result = generation.result()
         except BaseException:
@@ -465,7 +498,7 @@ class ChatSession(Conversation):
             raise
         if (error := known_error(result.error)) is not None:
             raise error from error.__cause__
-        return result.usage
+        return tokens, result
 
     def answer_again(
         self, branch: str, options: dict[str, Any], cell: str | None = None, at: Reference | None = None

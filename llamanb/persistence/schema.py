@@ -23,6 +23,7 @@ __all__ = [
     "load_history",
     "merge",
     "merge_sessions",
+    "without_cells",
 ]
 
 SCHEMA = 1
@@ -112,6 +113,13 @@ def dump_history(history: History, *, shared: bool = False) -> dict[str, Any]:
         "order": history.order,
         "messages": {id: m.stored if shared else m.to_dict() for id, m in history.messages.items()},
     }
+
+
+def without_cells(session: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a session in its stored form without what belongs to the cells of one notebook."""
+    branches = [{k: v for k, v in branch.items() if k not in ("made_by", "at")} for branch in session["branches"]]
+    kept = {key: value for key, value in session.items() if key not in ("remade", "stale")}
+    return {**kept, "cells": {}, "branches": branches}
 
 
 def keep_unstored(history: History, former: History) -> None:

@@ -70,6 +70,11 @@ class Transforms:
     output: OutputTransform | None = None
     history: HistoryTransform | None = None
 
+    @property
+    def any(self) -> bool:
+        """Whether there is one at all."""
+        return bool(self.input) or self.output is not None or self.history is not None
+
     def copy(self) -> Transforms:
         """Return a copy; the transforms themselves are shared."""
         return replace(self, input=list(self.input))

@@ -63,6 +63,7 @@ class Kind(Enum):
     VARIABLE = "variable"
     MODEL = "model"
     NOTEBOOK = "notebook"
+    FOLDER = "folder"
     SETTING = "setting"
     TEXT = "text"
 
@@ -79,7 +80,13 @@ _KINDS = {
 }
 
 
-_POSITIONAL_KINDS = {"branch": Kind.BRANCH, "other": Kind.BRANCH, "setting": Kind.SETTING, "path": Kind.NOTEBOOK}
+_POSITIONAL_KINDS = {
+    "branch": Kind.BRANCH,
+    "other": Kind.BRANCH,
+    "setting": Kind.SETTING,
+    "path": Kind.NOTEBOOK,
+    "folder": Kind.FOLDER,
+}
 
 
 class MagicParser(argparse.ArgumentParser):
@@ -162,7 +169,7 @@ def _add_display(parser: MagicParser) -> None:
 def line_parser(name: str, help_text: str = "") -> MagicParser:
     """Return the parser of a line magic, by its name without the percent sign."""
     parser = MagicParser(f"%{name}", help_text)
-    if name not in ("chat_config", "chat_load"):
+    if name != "chat_config":
         parser.add_argument("-s", "--session")
     for argument in _LINE_MAGICS[name]:
         if argument.startswith("-"):
@@ -190,12 +197,13 @@ _LINE_MAGICS: dict[str, tuple[str, ...]] = {
     "chat_history": ("branch?",),
     "chat_show": ("branch?",),
     "chat_context": ("branch?",),
-    "chat_load": ("path?",),
+    "chat_save": ("folder", "--cache"),
+    "chat_load": ("path?", "--no-transforms"),
     "chat_config": ("setting*", "--default"),
 }
 """The arguments of the line magics: words (``?``: may be missing, ``*``: any number) and options."""
 
-_FLAGS = ("--all", "-y/--yes", "--default")
+_FLAGS = ("--all", "-y/--yes", "--default", "--cache", "--no-transforms")
 
 
 def raw_words(line: str, *, brackets: bool = False) -> list[str]:

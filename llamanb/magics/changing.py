@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from llamanb.magics.base import ChatCommands
 from llamanb.magics.chat import regenerate
 from llamanb.magics.mistakes import one_line
 from llamanb.messages import preview
+from llamanb.persistence.directory import has_cache
+from llamanb.persistence.live import Sessions
 from llamanb.persistence.notebook import fold_outputs, read_document, read_notebook
 from llamanb.session import ChatSession
 from llamanb.settings import ChatConfig
@@ -133,8 +136,31 @@ class ChangeMagics(ChatCommands):
     @line_magic
     @no_var_expand
     @one_line
+    def chat_save(self, line: str) -> None:
+        """%chat_save FOLDER     Save the session to a folder of its own, to go on elsewhere.
+
+          --cache   save the model's cache too, so that nothing is read again there
+          -s NAME   another session
+
+        The notebook holds its conversations by itself; this is for taking one to another
+        notebook or a script. The folder may hold a session already, and else must be new.
+
+          Example:   %chat_save talks/colours
+        """
+        arguments = self.parse("chat_save", line)
+        session = self.session(arguments)
+        session.save(arguments.folder, cache=arguments.cache)
+        beside = ", with the cache of its active path" if arguments.cache else ""
+        print(f"Saved {_counted(session.history)} to {arguments.folder!r}{beside}.")
+
+    @line_magic
+    @no_var_expand
+    @one_line
     def chat_load(self, line: str) -> None:
-        """%chat_load PATH     Take in the conversations that another notebook holds.
+        """%chat_load PATH     Take in a session from a folder, or those that another notebook holds.
+
+          --no-transforms   leave out the transforms that were saved in the folder
+          -s NAME           take what is in the folder into this session; a new name makes one
 
         What is here stays. A branch that both have, and that goes on differently, is kept
         as NAME@2. This notebook's own are restored by themselves in JupyterLab and Notebook;
@@ -142,20 +168,51 @@ class ChangeMagics(ChatCommands):
 
           Example:   %chat_load yesterday.ipynb
         """
+        arguments = self.parse("chat_load", line)
         own = self.ipython.user_ns.get("__vsc_ipynb_file__")  # set by VS Code
-        path = self.parse("chat_load", line).path or own
+        path = arguments.path or own
         if path is None:
-            raise InvalidArgumentError("%chat_load: give the path of a notebook.")
+            raise InvalidArgumentError("%chat_load: give the path of a notebook, or of a folder with a saved session.")
         path = Path(path).expanduser()
+        if not path.exists():
+            raise InvalidArgumentError(f"There is no notebook or folder {str(path)!r}.")
+        if path.is_dir():
+            self._load_folder(path, arguments.session, transforms=not arguments.no_transforms)
+            return
+        if arguments.session is not None or arguments.no_transforms:
+            raise InvalidArgumentError("%chat_load: -s and --no-transforms are for folders; a notebook names its own.")
         notebook = read_notebook(path)
         document = read_document(notebook.metadata)
         fold_outputs(notebook, document)
         if not document.sessions:
             raise InvalidArgumentError(f"%chat_load: there is no conversation in {str(path)!r}.")
-        for name, history in self.runtime.take_in(document.sessions).items():
-            branches = counted(len(history.branches), "branch", "branches")
-            listed = ", ".join(history.branches)
-            print(f"Session {name!r} has {counted(len(history.messages), 'message')} on {branches} now: {listed}.")
+        self._take_in(document.sessions)
+
+    def _load_folder(self, path: Path, name: str | None, *, transforms: bool) -> None:
+        """Take what was saved in a folder into a session."""
+        is_new = (self.runtime.active_name if name is None else name) not in self.runtime.names
+        session = self.runtime.session(name)
+        try:
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                saved = ChatSession.load(path, session.engine, transforms=transforms)
+        except BaseException:
+            if is_new:
+                self.runtime.forget(session)
+            raise
+        self._take_in({self.runtime.name_of(session): saved.to_dict()})
+        if not session.transforms.any:
+            session.transforms = saved.transforms
+        elif saved.transforms.any:
+            print("The session keeps the transforms that it has; those in the folder were left out.")
+        for warning in warned:
+            print(warning.message)
+        if not has_cache(path):
+            print(f"No cache was saved with it: the next answer reads its {counted(saved.n_tokens, 'token')}.")
+
+    def _take_in(self, sessions: Sessions) -> None:
+        for name, history in self.runtime.take_in(sessions).items():
+            print(f"Session {name!r} has {_counted(history)} now: {', '.join(history.branches)}.")
 
     @line_magic
     @no_var_expand
@@ -202,6 +259,11 @@ class ChangeMagics(ChatCommands):
             return
         self.runtime.remove(session, ids, act)
         print(f"Removed {counted(len(ids), 'message')}.")
+
+
+def _counted(history: History) -> str:
+    branches = counted(len(history.branches), "branch", "branches")
+    return f"{counted(len(history.messages), 'message')} on {branches}"
 
 
 def _check_setting(name: str, names: list[str]) -> None:

@@ -22,6 +22,9 @@ MATCHER = "llamanb"
 """What IPython knows the matcher by."""
 
 _MAGIC = re.compile(r"\s*(?P<percents>%%?)(?P<name>chat\w*)(?P<rest>\s.*)?$", re.DOTALL)
+_SUFFIXES = {Kind.MODEL: ".gguf", Kind.NOTEBOOK: ".ipynb", Kind.FOLDER: None}
+"""What can be written where a path stands, beside folders."""
+
 _OPEN_BRACE = re.compile(r"(?<!\{)\{(?P<word>[^\W\d]\w*|)$")
 
 
@@ -128,8 +131,8 @@ def _named(at: Place, runtime: Runtime, namespace: Mapping[str, Any]) -> Iterabl
             for name, value in namespace.items()
             if not name.startswith("_") and name not in hidden and not isinstance(value, ModuleType)
         )
-    if at.kind in (Kind.MODEL, Kind.NOTEBOOK):
-        suffix = ".gguf" if at.kind is Kind.MODEL else ".ipynb"
+    if at.kind in _SUFFIXES:
+        suffix = _SUFFIXES[at.kind]
         folder = Path(at.word).parent if not at.word.endswith("/") else Path(at.word)
         prefix = at.word[: at.word.rfind("/") + 1]
         try:

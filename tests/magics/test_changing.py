@@ -323,7 +323,71 @@ def test_a_notebook_that_is_not_there_or_says_nothing_is_a_mistake(seeded: Any, 
     nbformat.write(new_notebook(), tmp_path / "silent.ipynb")
     assert "no conversation" in seeded.run(f"%chat_load {tmp_path / 'silent.ipynb'}").error
     assert "There is no notebook" in seeded.run(f"%chat_load {tmp_path / 'nowhere.ipynb'}").error
-    assert seeded.run("%chat_load").error == "%chat_load: give the path of a notebook."
+    assert seeded.run("%chat_load").error.startswith("%chat_load: give the path of a notebook, or of a folder")
+
+
+def test_a_session_is_saved_to_a_folder_and_goes_on_in_another_notebook(notebook: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "my talk"
+    notebook.run("def low(text):\n    return text.lower()")
+    notebook.session.input_transforms.append(notebook.shell.user_ns["low"])
+    notebook.run("%%chat\nOne Two", "a")
+    notebook.run("%%chat --fork side\nThree", "b")
+    saved = notebook.run(f"%chat_save '{folder}' --cache")
+    assert saved.text == f"Saved 5 messages on 2 branches to {str(folder)!r}, with the cache of its active path.\n"
+    llamanb.use_session(llamanb.ChatSession(notebook.session.engine), replace=True)
+    loaded = notebook.run(f"%chat_load '{folder}'")
+    assert loaded.text == "Session 'default' has 5 messages on 2 branches now: main, side.\n"
+    assert notebook.texts("side") == ["One Two", "Three"]
+    assert notebook.session.system == "Be brief."
+    assert notebook.run("%%chat\nFOUR Five", "c").markdown == "five four"
+    again = notebook.run(f"%chat_load '{folder}'")
+    assert again.text.splitlines() == [
+        "Session 'default' has 7 messages on 2 branches now: main, side.",
+        "The session keeps the transforms that it has; those in the folder were left out.",
+    ]
+    assert notebook.texts() == ["One Two", "FOUR Five"]
+
+
+def test_a_saved_session_is_taken_in_beside_what_is_here_or_into_a_new_one(notebook: Any, tmp_path: Path) -> None:
+    other = llamanb.ChatSession(notebook.session.engine, system="Be brief.")
+    other.send("elsewhere")
+    other.save(tmp_path / "talk")
+    notebook.run("%%chat\nhere", "a")
+    loaded = notebook.run(f"%chat_load {tmp_path / 'talk'}")
+    assert loaded.text.splitlines()[0] == "Session 'default' has 5 messages on 2 branches now: main, main@2."
+    assert loaded.text.splitlines()[1].startswith("No cache was saved with it: the next answer reads its ")
+    assert notebook.texts() == ["here"]
+    assert notebook.texts("main@2") == ["elsewhere"]
+    fresh = notebook.run(f"%chat_load {tmp_path / 'talk'} -s fresh")
+    assert fresh.text.startswith("Session 'fresh' has 3 messages on 1 branch now: main.")
+
+
+def test_what_cannot_be_saved_or_loaded_is_one_sentence_and_changes_nothing(notebook: Any, tmp_path: Path) -> None:
+    notebook.session.input_transforms.append(lambda text: text)
+    assert "a lambda has no name" in notebook.run(f"%chat_save {tmp_path / 'talk'}").error
+    notebook.session.input_transforms.clear()
+    notebook.run("def low(text):\n    return text.lower()")
+    notebook.session.input_transforms.append(notebook.shell.user_ns["low"])
+    notebook.run(f"%chat_save {tmp_path / 'talk'}")
+    notebook.session.input_transforms.clear()
+    notebook.run("del low")
+    assert "define low here first" in notebook.run(f"%chat_load {tmp_path / 'talk'} -s new").error
+    assert runtime.get_runtime().names == ["default"]
+    assert notebook.run(f"%chat_load {tmp_path / 'talk'} --no-transforms").success
+    assert notebook.session.input_transforms == []
+    nbformat.write(new_notebook(), tmp_path / "a.ipynb")
+    assert "are for folders" in notebook.run(f"%chat_load {tmp_path / 'a.ipynb'} -s x").error
+    assert "no session.json" in notebook.run(f"%chat_load {tmp_path}").error
+    assert notebook.run("%chat_save").error.startswith("%chat_save: ")
+
+
+def test_a_cache_that_does_not_fit_is_said_in_a_line(notebook: Any, tmp_path: Path) -> None:
+    notebook.run("%%chat\nhere", "a")
+    notebook.run(f"%chat_save {tmp_path / 'talk'} --cache")
+    (cache,) = (tmp_path / "talk").glob("cache-*.bin")
+    cache.write_bytes(b"")
+    loaded = notebook.run(f"%chat_load {tmp_path / 'talk'}")
+    assert "is damaged, or of another model or other settings" in loaded.text.splitlines()[1]
 
 
 def test_where_cell_ids_are_addresses_loading_keeps_what_cells_own(seeded: Any, tmp_path: Path) -> None:

@@ -89,6 +89,8 @@ def test_models_are_files(offered: Any, tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "notes.txt").touch()
     assert offered("%%chat -m ") == ["%%chat -m models/"]
     assert offered("%%chat -m models/") == ["%%chat -m models/a.gguf"]
+    assert offered("%chat_save mod") == ["%chat_save models/"]
+    assert offered("%chat_save models/") == []
 
 
 def test_other_code_is_completed_as_always(offered: Any) -> None:

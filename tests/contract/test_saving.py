@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 import types
@@ -385,7 +386,6 @@ def test_nothing_is_imported_that_was_not_imported_or_listed(
 def test_a_file_cannot_name_what_is_no_transform_of_the_users(
     scripted_engine: ScriptedEngine, tmp_path: Path, place: str
 ) -> None:
-    import os  # noqa: F401  (a module of the standard library that user code has imported anyway)
 
     path = stored_with(tmp_path, scripted_engine, input=[{"import": place}])
     with pytest.raises(TransformError, match="cannot be used"):
@@ -442,3 +442,15 @@ def test_transforms_is_a_list_of_names(scripted_engine: ScriptedEngine, tmp_path
     path = stored_with(tmp_path, scripted_engine)
     with pytest.raises(TypeError, match="a list of names of modules, not a str"):
         ChatSession.load(path, scripted_engine, transforms="textwrap")
+
+
+def test_what_a_process_that_died_left_behind_is_in_nobodys_way(session: ChatSession, tmp_path: Path) -> None:
+    names = [".session.json.0011aabb.tmp", ".cache-0123456789abcdef.bin.0011aabb.tmp"]
+    for name in names:
+        (tmp_path / name).write_text("{")
+    session.save(tmp_path)  # the process that writes them may be alive
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "session.json"])
+    for name in names:
+        os.utime(tmp_path / name, (0, 0))
+    session.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["session.json"]

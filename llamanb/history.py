@@ -129,6 +129,12 @@ class History:
         """Return the messages from the root to `tip`."""
         return list(self.ancestors(tip))[::-1]
 
+    def paths(self, ids: Iterable[str]) -> list[list[Message]]:
+        """Return the paths to those of some messages that none of the others stands below."""
+        wanted = list(ids)
+        inner = {self.messages[id].parent for id in wanted}
+        return [self.path(id) for id in wanted if id not in inner]
+
     def branch_path(self, branch: str) -> list[Message]:
         """Return the messages of a branch, root first."""
         return self.path(self.tip(branch))

@@ -21,6 +21,7 @@ from llamanb.persistence.patch import same
 from llamanb.persistence.schema import CELL_ID, dump_history, load_history, without_cells
 from llamanb.session import ChatSession
 from llamanb.settings import ChatConfig
+from llamanb.snapshots import Snapshots
 from llamanb.wording import counted
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Runtime:
         self._stored: Sessions = {}  # sessions of the document that nobody has used here yet
         self._restored: Sessions = {}  # as this kernel found them in the file
         self._gate = threading.RLock()
+        self._snapshots: Snapshots | None = None
         self._depth = 0  # of cells that run; one may run another, as %%capture does
         self._said: set[str] = set()
 
@@ -104,7 +106,18 @@ class Runtime:
         elif name not in self.sessions:
             settings = self.settings
             self.sessions[name] = ChatSession(self.engine(model), settings.system, settings.sampling())
+        self.sessions[name].snapshots = self.snapshots
         return self.sessions[name]
+
+    @property
+    def snapshots(self) -> Snapshots | None:
+        """The snapshots on disk; none where they are off, or where a notebook runs without a person."""
+        if not self.settings.snapshots or not self.current_request().watched:
+            return None
+        if self._snapshots is None:
+            self._snapshots = Snapshots()
+        self._snapshots.max_bytes = self.settings.snapshot_cache
+        return self._snapshots
 
     @property
     def names(self) -> list[str]:

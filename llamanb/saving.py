@@ -5,21 +5,23 @@ from __future__ import annotations
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, overload
 
 from llamanb.engine.base import Engine
 from llamanb.errors import LlamanbError
-from llamanb.persistence.directory import CacheFile, check_target, has_cache, read_cache, read_session, save_session
+from llamanb.messages import Message
+from llamanb.persistence.cache_file import CacheFile
+from llamanb.persistence.directory import check_target, has_cache, read_cache, read_session, save_session
 from llamanb.persistence.stored_transforms import Known, dump_transforms, load_transforms
 from llamanb.wording import counted, sentence
 
 if TYPE_CHECKING:
     from llamanb.session import ChatSession
 
-__all__ = ["Loading", "save_to"]
+__all__ = ["Loading", "held_for", "save_to"]
 
 Listed = bool | Iterable[Any]
 """Whether saved transforms are used, or what they may be beside what the user's code has imported."""
@@ -35,12 +37,14 @@ def save_to(session: ChatSession, path: str | Path, *, cache: bool) -> None:
         stored = session.to_dict()
         transforms = dump_transforms(session.transforms)
         active = history.branch_path(history.active)
-    cached = None
-    if cache and active:
-        tokens, result = session.evaluate(active, keep_state=True)
-        if result.state is not None:
-            cached = CacheFile(session.engine.cache_fingerprint, tokens, result.state)
+    cached = held_for(session, active, session.engine) if cache and active else None
     save_session(path, {**stored, "transforms": transforms} if transforms else stored, cached)
+
+
+def held_for(session: ChatSession, path: Sequence[Message], engine: Engine) -> CacheFile | None:
+    """Evaluate a path, and return what the cache of an engine then holds for it; ``None`` where it cannot be kept."""
+    tokens, result = session.evaluate(path, engine, keep_state=True)
+    return None if result.state is None else CacheFile(engine.cache_fingerprint, tokens, result.state)
 
 
 class Loading:

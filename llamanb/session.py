@@ -28,16 +28,19 @@ from llamanb.errors import (
     BranchError,
     HistoryFormatError,
     InvalidArgumentError,
+    LlamanbError,
     SessionBusyError,
     SessionClosedError,
     TransformError,
 )
 from llamanb.history import History, Reference
 from llamanb.messages import FinishReason, Message, Usage, storable
+from llamanb.persistence.cache_file import CacheFile
 from llamanb.persistence.schema import dump_history, keep_unstored, load_defaults, load_history
 from llamanb.reply import Reply, ReplyGroup, ReplyStream, known_error
 from llamanb.sampling import SamplingParams
-from llamanb.saving import Loading, save_to
+from llamanb.saving import Loading, held_for, save_to
+from llamanb.snapshots import Snapshots
 from llamanb.state import SessionState
 from llamanb.transformed import require_waitable, transformed
 from llamanb.transforms import (
@@ -81,6 +84,8 @@ class ChatSession(Conversation):
         self._watchers: list[Callable[[], None]] = []
         self.last_usage: Usage | None = None
         """What the last answer cost."""
+        self.snapshots: Snapshots | None = None
+        """Where what the engine's cache holds for the tips of branches is kept on disk, if it is."""
         self._closed = False
         if system is not None:
             self.history.set_system(self.history.active, system)
@@ -167,15 +172,36 @@ class ChatSession(Conversation):
         """Remove the messages that no branch leads to, for good; return how many there were."""
         with self.changing() as history:
             self.require_idle("prune")
-            return history.prune()
+            gone = history.paths(history.unreachable())
+            kept = [history.branch_path(name) for name in history.branches]
+            n_gone = history.prune()
+        self._forget_snapshots(gone, kept)
+        return n_gone
 
     def clear(self) -> None:
         """Remove all branches and messages for good; the system prompt and the sampling stay."""
         with self.changing() as history:
             self.require_idle("clear the session")
+            gone = history.paths(history.messages)
             history.clear()
             if self._system is not None:
                 history.set_system(history.active, self._system)
+            kept = [history.branch_path(history.active)]
+        self._forget_snapshots(gone, kept)
+
+    def _forget_snapshots(self, gone: Iterable[list[Message]], kept: Iterable[list[Message]]) -> None:
+        """Remove what is on disk of paths that are gone for good."""
+        if self.snapshots is None:
+            return
+        try:
+            tokens = [
+                [self.transforms.encode(self.engine, path, add_generation_prompt=False) for path in paths if path]
+                for paths in (gone, kept)
+            ]
+        except LlamanbError:  # which of them are gone cannot be told then
+            self.snapshots.clear()
+        else:
+            self.snapshots.forget(self.engine, *tokens)
 
     # -- the system prompt --------------------------------------------------------------------------------------
 
@@ -484,13 +510,20 @@ class ChatSession(Conversation):
         with self.lock:
             self._require_ready(branch)
             path = self.history.branch_path(branch)
-        return self.evaluate(path)[1].usage if path else Usage()
+        if not path:
+            return Usage()
+        usage = self.evaluate(path)[1].usage
+        self._keep_snapshot(branch, self.engine)
+        return usage
 
-    def evaluate(self, path: Sequence[Message], *, keep_state: bool = False) -> tuple[list[int], GenerationResult]:
+    def evaluate(
+        self, path: Sequence[Message], engine: Engine | None = None, *, keep_state: bool = False
+    ) -> tuple[list[int], GenerationResult]:
         """Evaluate a path; return its tokens, and what came of it."""
-        tokens = self.transforms.encode(self.engine, path, add_generation_prompt=False)
+        engine = self.engine if engine is None else engine
+        tokens = self.transforms.encode(engine, path, add_generation_prompt=False)
         request = GenerationRequest(as_seen(path), tokens, self.sampling, prefill_only=True, keep_state=keep_state)
-        generation = self.engine.submit(request)
+        generation = self._submit(engine, request)
         try:
             result = generation.result()
         except BaseException:
@@ -584,7 +617,9 @@ class ChatSession(Conversation):
             for question in questions:
                 tokens = transforms.encode(engine, question.path, begun=question.begun)
                 messages = question.path if question.begun is None else [*question.path, question.begun]
-                generations.append(engine.submit(GenerationRequest(as_seen(messages), tokens, question.sampling)))
+                generations.append(
+                    self._submit(engine, GenerationRequest(as_seen(messages), tokens, question.sampling))
+                )
         except BaseException:
             for generation in generations:
                 generation.cancel()
@@ -594,6 +629,28 @@ class ChatSession(Conversation):
         self.changed()
         return streams
 
+    def _submit(self, engine: Engine, request: GenerationRequest) -> Generation:
+        """Start a generation; what a snapshot holds of its prompt need not be read."""
+        if self.snapshots is not None:
+            self.snapshots.supply(engine, request.tokens)
+        return engine.submit(request)
+
+    def _keep_snapshot(self, branch: str, engine: Engine) -> None:
+        """Have what the cache holds for the tip of a branch written to disk, when there is time."""
+        if self.snapshots is None:
+            return
+
+        def take() -> CacheFile | None:
+            with self.lock:
+                path = self.history.branch_path(branch)
+            return held_for(self, path, engine) if path else None
+
+        def is_busy() -> bool:
+            stats = engine.stats()
+            return stats.n_running + stats.n_waiting > 0
+
+        self.snapshots.keep((id(self), branch), take, is_busy)
+
     def _stream(self, question: Question, generation: Generation, engine: Engine) -> ReplyStream:
         answering = Answering(question.branch, tuple(question.path), question.begun, generation)
 
@@ -602,6 +659,8 @@ class ChatSession(Conversation):
                 self._answering.remove(answering)
                 self.last_usage = result.usage
                 committed = self._commit(question, engine, result)
+            if committed[0].messages:
+                self._keep_snapshot(question.branch, engine)
             self.changed()
             return committed
 

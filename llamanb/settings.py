@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,8 @@ __all__ = ["PER_ANSWER", "ChatConfig"]
 PER_ANSWER = ("grammar", "json_schema", "logit_bias")
 """Fields of `SamplingParams` that belong to one answer, and are no settings."""
 
+_SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?b)?\s*", re.IGNORECASE)
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SWITCHES = {"on": True, "yes": True, "true": True, "1": True, "0": False, "off": False, "no": False, "false": False}
 
 
@@ -34,6 +37,16 @@ class _Sampling(TraitType[Any, Any]):
             return getattr(SamplingParams(**{str(self.name): value}), str(self.name))
         except (InvalidArgumentError, TypeError) as error:
             raise TraitError(str(error)) from None
+
+
+class _Bytes(TraitType[Any, Any]):
+    """A number of bytes, which may be written as ``"500 MB"`` or ``"2 GB"``."""
+
+    def validate(self, _: Any, value: Any) -> int:
+        found = _SIZE.fullmatch(str(value))
+        if isinstance(value, (bool, float)) or found is None:
+            raise TraitError(f"{self.name} is {value!r}; it must be a number of bytes, such as 500MB or 2GB.")
+        return int(float(found["number"]) * _UNITS[(found["unit"] or "b").lower()])
 
 
 class ChatConfig(Configurable):
@@ -52,6 +65,14 @@ class ChatConfig(Configurable):
         help="Whether answers are the same bit for bit; None: where no GPU is used. For models loaded from now on.",
     ).tag(config=True)
     system = Unicode(None, allow_none=True, help="The system prompt of new sessions.").tag(config=True)
+    snapshots = Bool(
+        True,
+        help="Whether the model's cache is kept on disk, so that a conversation goes on at once after a restart. "
+        "Nothing is kept, or used, where a notebook runs without a person.",
+    ).tag(config=True)
+    snapshot_cache = _Bytes(
+        2 * 10**9, help="How much of the disk snapshots may take, such as 500MB; those unused longest go first."
+    ).tag(config=True)
 
     temperature = _Sampling("temperature")
     top_p = _Sampling("top_p")

@@ -260,10 +260,13 @@ class Engine(Protocol):
             The engine was closed.
         """
 
-    def load_state(self, tokens: Sequence[int], state: bytearray) -> bool:
+    def count_cached(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens at the start of a prompt need no prefill now: in the cache, or parked beside it."""
+
+    def load_state(self, tokens: Sequence[int], state: memoryview) -> bool:
         """Keep what a cache held for some tokens, for the next prompt that starts with them; false where it cannot.
 
-        The state must come from an engine with the same `cache_fingerprint`.
+        The state must come from an engine with the same `cache_fingerprint`, and lie in memory that may be written to.
         """
 
     def stats(self) -> EngineStats:

@@ -220,7 +220,12 @@ class LlamaCppEngine:
         budget = answer_budget(request, self._n_ctx)
         return self._scheduler.submit(dataclasses.replace(request, sampling=sampling), budget)
 
-    def load_state(self, tokens: Sequence[int], state: bytearray) -> bool:
+    def count_cached(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens at the start of a prompt need no prefill now."""
+        require_open(self._closed)
+        return self._scheduler.count_cached(tokens)
+
+    def load_state(self, tokens: Sequence[int], state: memoryview) -> bool:
         """Keep what a cache held for some tokens; see `llamanb.engine.base.Engine.load_state`."""
         require_open(self._closed)
         return self._scheduler.load_state(tokens, (ctypes.c_uint8 * len(state)).from_buffer(state))

@@ -162,6 +162,11 @@ class Scheduler:
             self._changed.notify()
         return generation
 
+    def count_cached(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens at the start of a prompt are held."""
+        with self._changed:
+            return self._book.longest_prefix(tokens)
+
     def load_state(self, tokens: Sequence[int], state: Any) -> bool:
         """Keep a saved sequence for the next prompt that starts with its tokens; false where there is no room."""
         with self._changed:

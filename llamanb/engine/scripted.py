@@ -246,7 +246,12 @@ class ScriptedEngine:
         if text:
             generation.emit(Chunk("answer", text))
 
-    def load_state(self, tokens: Sequence[int], state: bytearray) -> bool:
+    def count_cached(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens at the start of a prompt a real cache would hold now."""
+        with self._lock:
+            return self._book.longest_prefix(tokens)
+
+    def load_state(self, tokens: Sequence[int], state: memoryview) -> bool:
         """Keep what a cache held; the saved form of this one is its tokens."""
         require_open(self._closed)
         prompt = list(tokens)

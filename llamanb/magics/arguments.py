@@ -199,11 +199,12 @@ _LINE_MAGICS: dict[str, tuple[str, ...]] = {
     "chat_context": ("branch?",),
     "chat_save": ("folder", "--cache"),
     "chat_load": ("path?", "--no-transforms"),
-    "chat_config": ("setting*", "--default"),
+    "chat_cache": ("--clear",),
+    "chat_config": ("setting*", "--default", "--snapshot-cache"),
 }
 """The arguments of the line magics: words (``?``: may be missing, ``*``: any number) and options."""
 
-_FLAGS = ("--all", "-y/--yes", "--default", "--cache", "--no-transforms")
+_FLAGS = ("--all", "-y/--yes", "--default", "--cache", "--no-transforms", "--clear")
 
 
 def raw_words(line: str, *, brackets: bool = False) -> list[str]:

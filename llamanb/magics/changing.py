@@ -220,7 +220,8 @@ class ChangeMagics(ChatCommands):
     def chat_config(self, line: str) -> None:
         """%chat_config [NAME[=VALUE] ...]     Show or change settings.
 
-          --default   put the named ones back to their defaults; without names, all
+          --default               put the named ones back to their defaults; without names, all
+          --snapshot-cache SIZE   the same as snapshot_cache=SIZE
 
         Sampling changes in the active session and in new ones. For all notebooks, write
         c.ChatConfig.NAME = VALUE in IPython's configuration file.
@@ -228,6 +229,8 @@ class ChangeMagics(ChatCommands):
           Example:   %chat_config temperature=0.2 max_tokens=200
         """
         arguments = line_parser("chat_config").parse_line([word for word in raw_words(line, brackets=True) if word])
+        if arguments.snapshot_cache is not None:
+            arguments.setting.append(f"snapshot_cache={arguments.snapshot_cache}")
         settings = self.runtime.settings
         pairs = [word.partition("=") for word in arguments.setting]
         if any(word.startswith("=") or word.endswith("=") for word in arguments.setting):

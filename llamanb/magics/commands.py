@@ -17,8 +17,9 @@ from llamanb.magics.mistakes import one_line
 from llamanb.messages import preview
 from llamanb.rendering import transcript_markdown, tree_text
 from llamanb.session import ChatSession
+from llamanb.snapshots import Snapshots
 from llamanb.tree_picture import tree_svg
-from llamanb.wording import quoted
+from llamanb.wording import counted, quoted, size
 
 __all__ = ["ChatMagics"]
 
@@ -192,9 +193,44 @@ class ChatMagics(ChatCommands):
         arguments = self.parse("chat_context", line)
         session = self.session(arguments)
         branch = session.branch(arguments.branch or session.active.name)
-        counted = f"{branch.n_tokens} of {session.engine.n_ctx} tokens on branch {branch.name!r}:"
-        data = {"text/plain": f"{counted}\n\n{branch.render_preface()}"}
+        heading = f"{branch.n_tokens} of {session.engine.n_ctx} tokens on branch {branch.name!r}:"
+        data = {"text/plain": f"{heading}\n\n{branch.render_preface()}"}
         self._view(session, data, [message.id for message in branch.messages])
+
+    @line_magic
+    @no_var_expand
+    @one_line
+    def chat_cache(self, line: str) -> None:
+        """%chat_cache     Show what the model's cache holds, in memory and on disk.
+
+          --clear     remove what is on disk, of all notebooks
+          -s NAME     of another session
+
+        Snapshots on disk let a conversation go on at once after a restart. They are never in
+        the notebook; %chat_config snapshots=off keeps none, and --snapshot-cache limits them.
+
+          Example:   %chat_cache
+        """
+        arguments = self.parse("chat_cache", line)
+        snapshots = self.runtime.snapshots or Snapshots()
+        if arguments.clear:
+            print(f"Removed {counted(snapshots.clear(), 'snapshot')}.")
+            return
+        stats = self.session(arguments).engine.stats()
+        parked = f" and {counted(stats.n_parked, 'parked one')} ({size(stats.parked_bytes)})" if stats.n_parked else ""
+        held = f"{stats.n_cells_used:,} of {stats.n_cells:,} tokens in {counted(stats.n_sequences, 'sequence')}"
+        print(f"In memory: {held}{parked}.")
+        if self.runtime.snapshots is None:
+            why = (
+                "nobody is at this notebook"
+                if self.runtime.settings.snapshots
+                else "%chat_config snapshots=on turns it on"
+            )
+            print(f"On disk: off ({why}).")
+            return
+        entries = snapshots.entries()
+        taken = size(sum(info.n_bytes for info in entries))
+        print(f"On disk: {counted(len(entries), 'snapshot')}, {taken} of at most {size(snapshots.max_bytes)}.")
 
     def _view(self, session: ChatSession, data: dict[str, str], ids: Iterable[str]) -> None:
         """Display something of a session, in a way that pruning finds."""

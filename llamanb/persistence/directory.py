@@ -11,49 +11,26 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import time
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from llamanb.errors import HistoryFormatError, InvalidArgumentError
+from llamanb.persistence.cache_file import CacheFile, read_cache_file, write_cache_file, write_whole
 from llamanb.persistence.schema import Document, without_cells
 from llamanb.wording import sentence
 
-__all__ = ["SESSION_FILE", "CacheFile", "check_target", "has_cache", "read_cache", "read_session", "save_session"]
+__all__ = ["SESSION_FILE", "check_target", "has_cache", "read_cache", "read_session", "save_session"]
 
 SESSION_FILE = "session.json"
 """The file that makes a directory a saved session."""
 
 _NAME = "default"
-_CACHE_VERSION = 1
 _CACHE_NAME = re.compile(r"cache-[0-9a-f]{16}\.bin")
 _UNFINISHED = re.compile(r"\.(session\.json|cache-[0-9a-f]{16}\.bin)\.[0-9a-f]{8}\.tmp")
-_MOST_HEADER = 4096  # bytes
 _ABANDONED_SECONDS = 3600.0
 """A file that is being written that long belongs to a process that has died."""
-
-
-@dataclass(frozen=True)
-class CacheFile:
-    """What a cache holds for some tokens, as it is kept in a file.
-
-    Parameters
-    ----------
-    fingerprint
-        The `cache_fingerprint` of the engine.
-    tokens
-        What it was evaluated for.
-    state
-        The bytes, as the engine gives them.
-    """
-
-    fingerprint: str
-    tokens: Sequence[int] = field(repr=False)
-    state: memoryview = field(repr=False)
 
 
 def _cache_name(fingerprint: str, tokens: Sequence[int]) -> str:
@@ -121,37 +98,12 @@ def save_session(path: Path, session: Mapping[str, Any], cache: CacheFile | None
         kept = {SESSION_FILE}
         if cache is not None:
             kept.add(name := _cache_name(cache.fingerprint, cache.tokens))
-            _write(path / name, _header(cache), cache.state)
-        _write(path / SESSION_FILE, text.encode())
+            write_cache_file(path / name, cache)
+        write_whole(path / SESSION_FILE, text.encode())
         _sync_directory(path)
         _tidy(path, kept)
     except OSError as error:
         raise _unwritable(path, error) from None
-
-
-def _header(cache: CacheFile) -> bytes:
-    header = {
-        "version": _CACHE_VERSION,
-        "fingerprint": cache.fingerprint,
-        "n_tokens": len(cache.tokens),
-        "crc32": zlib.crc32(cache.state),
-    }
-    return json.dumps(header).encode() + b"\n"
-
-
-def _write(path: Path, *parts: bytes | memoryview) -> None:
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with unfinished.open("xb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise
 
 
 def _sync_directory(path: Path) -> None:
@@ -221,19 +173,6 @@ def has_cache(path: Path) -> bool:
     return any(_CACHE_NAME.fullmatch(entry.name) for entry in path.iterdir())
 
 
-def read_cache(path: Path, fingerprint: str, tokens: Sequence[int]) -> bytearray | None:
+def read_cache(path: Path, fingerprint: str, tokens: Sequence[int]) -> memoryview | None:
     """Return the cache of an engine for some tokens; ``None`` where there is none that is whole."""
-    try:
-        with (path / _cache_name(fingerprint, tokens)).open("rb") as file:
-            header = json.loads(file.readline(_MOST_HEADER))
-            state = bytearray(os.fstat(file.fileno()).st_size - file.tell())
-            n_read = file.readinto(state)
-    except (OSError, ValueError):
-        return None
-    expected = {
-        "version": _CACHE_VERSION,
-        "fingerprint": fingerprint,
-        "n_tokens": len(tokens),
-        "crc32": zlib.crc32(state),
-    }
-    return state if n_read == len(state) and header == expected else None
+    return read_cache_file(path / _cache_name(fingerprint, tokens), fingerprint, tokens)

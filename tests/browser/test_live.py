@@ -31,7 +31,7 @@ def test_chat_fork_save_restart_and_go_on(notebook: OpenNotebook, folder: Path) 
     expect(forked).to_have_count(1)
     notebook.run(3)
     notebook.shows(3, re.compile(r"\w"))
-    file = notebook.saved(lambda metadata: "italy" in json.dumps(metadata))
+    file = notebook.saved(lambda metadata: "of Italy?" in json.dumps(metadata))
     assert [output.get("metadata") for cell in file["cells"][1:4:2] for output in cell["outputs"]] == [{}, {}]
     assert notebook.said() == ["What is the capital of France?"]
     assert notebook.said("italy") == ["What is the capital of Italy?"]

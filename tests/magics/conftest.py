@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,3 +81,9 @@ def seeded(notebook: Notebook) -> Notebook:
     engine = llamanb.ScriptedEngine(lambda r: f"{r.messages[-1].text} by {r.sampling.seed}")
     llamanb.use_session(llamanb.ChatSession(engine, system="Be brief."), replace=True)
     return notebook
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A user's cache folder with nothing in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

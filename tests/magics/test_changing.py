@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from llamanb import runtime
 from llamanb.persistence.notebook import fold_outputs
 from llamanb.persistence.schema import Document, dump_history, load_history
 from llamanb.settings import PER_ANSWER, ChatConfig
+from llamanb.snapshots import SnapshotInfo, Snapshots
 
 
 def test_another_answer_stands_beside_the_old_one_and_the_cell_owns_it(seeded: Any) -> None:
@@ -420,3 +422,44 @@ def test_the_environment_says_whether_conversations_are_kept(
     monkeypatch.setenv("LLAMANB_PERSIST", said)
     assert ChatConfig().persist is persists
     assert ChatConfig(config=Config({"ChatConfig": {"persist": True}})).persist is True
+
+
+LONG = " ".join(f"word{number}" for number in range(40))
+
+
+def entries() -> list[SnapshotInfo]:
+    return Snapshots().entries()
+
+
+def test_a_conversation_of_a_person_is_kept_on_disk_and_shown_and_cleared(notebook: Any, own_cache: None) -> None:
+    notebook.run(f"%%chat\n{LONG}", "one", watched=True)
+    assert notebook.session.snapshots is not None
+    assert notebook.session.snapshots.flush()
+    shown = notebook.run("%chat_cache", watched=True).text
+    assert re.search(r"In memory: [\d,]+ of [\d,]+ tokens in 1 sequence\.", shown)
+    assert re.search(r"On disk: 1 snapshot, [\d.]+ \w+ of at most 2.0 GB\.", shown)
+    assert notebook.run("%chat_cache --clear", watched=True).text == "Removed 1 snapshot.\n"
+    assert entries() == []
+
+
+def test_nothing_is_kept_on_disk_where_nobody_watches_or_it_is_off(notebook: Any, own_cache: None) -> None:
+    notebook.run(f"%%chat\n{LONG}", "one")
+    assert notebook.session.snapshots is None
+    assert "On disk: off (nobody is at this notebook)." in notebook.run("%chat_cache").text
+    notebook.run("%chat_config snapshots=off", watched=True)
+    notebook.run(f"%%chat\n{LONG}", "two", watched=True)
+    assert notebook.session.snapshots is None
+    assert "On disk: off (%chat_config snapshots=on turns it on)." in notebook.run("%chat_cache", watched=True).text
+    assert entries() == []
+
+
+def test_how_much_of_the_disk_snapshots_take_is_a_setting(notebook: Any, own_cache: None) -> None:
+    notebook.run("%chat_config --snapshot-cache 500MB", watched=True)
+    assert "of at most 500.0 MB." in notebook.run("%chat_cache", watched=True).text
+    notebook.run("%chat_config snapshot_cache=0", watched=True)
+    notebook.run(f"%%chat\n{LONG}", "one", watched=True)
+    assert notebook.session.snapshots is not None
+    assert notebook.session.snapshots.flush()
+    assert entries() == []
+    error = notebook.run("%chat_config --snapshot-cache much", watched=True).error
+    assert error == "snapshot_cache is 'much'; it must be a number of bytes, such as 500MB or 2GB."

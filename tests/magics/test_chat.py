@@ -254,3 +254,20 @@ def test_a_panel_needs_a_notebook_and_a_session_that_is_there(notebook: Any) -> 
     assert outcome.error == "A panel needs a notebook; in a terminal, use %chat and %chat_history."
     outcome = notebook.run("%chat_panel -s nowhere")
     assert "There is no session 'nowhere'" in outcome.error
+
+
+def test_a_cell_shows_and_stores_what_the_output_transform_makes_of_the_answer(notebook: Any) -> None:
+    notebook.session.output_transform = llamanb.KeywordRemover(["secret "])
+    assert notebook.run("%%chat\nword secret a", "one").markdown == "a word"
+    assert notebook.session.messages[-1].text == "a word"
+    assert notebook.run("%%chat --no-stream\nword secret another", "two").markdown == "another word"
+    assert notebook.session.messages[-1].text == "another word"
+
+
+def test_a_transform_that_has_to_be_waited_for_is_one_sentence_and_nothing_is_asked(notebook: Any) -> None:
+    notebook.run("async def slow(stream):\n    async for piece in stream:\n        yield piece")
+    notebook.session.output_transform = notebook.shell.user_ns["slow"]
+    error = notebook.run("%%chat\none", "one").error
+    assert "slow" in error
+    assert "is async" in error
+    assert [message.role for message in notebook.session.messages] == ["system"]

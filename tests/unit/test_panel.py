@@ -108,3 +108,13 @@ def test_a_panel_shows_a_session_alone() -> None:
 
 def test_two_panels_of_one_session_look_the_same_in_a_notebook(panel: Heard) -> None:
     assert repr(ChatPanel(panel.session)) == repr(ChatPanel(panel.session)) == "<ChatPanel>"
+
+
+def test_an_answer_goes_through_the_output_transform(panel: Heard) -> None:
+    panel.session.output_transform = llamanb.KeywordRemover(["said: "])
+    panel.ask("send", text="one")
+    panel.wait()
+    assert panel.session.messages[-1].text == "You one"
+    shown = Transcript(panel.session).items(message.id for message in panel.session.messages)
+    assert "You one" in str(shown)
+    assert "said:" not in str(shown)

@@ -32,6 +32,7 @@ __all__ = [
     "require_words",
     "require_writable",
     "seeded",
+    "typed",
 ]
 
 
@@ -41,7 +42,7 @@ class Question:
 
     `seeds` gave the answers that are there; `moved` holds the branches that go on from an answer already, and is shared
     by questions that are asked together. `replaced` ends the answer that gives way, and `begun` is one to go on with.
-    `transforms` are those that the session had when it was asked.
+    `transforms` are those that the session had when it was asked. With `prefill_only` it is read, and not answered.
     """
 
     branch: str
@@ -51,6 +52,7 @@ class Question:
     replaced: str | None = None
     begun: Message | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    prefill_only: bool = False
     transforms: Transforms = field(default_factory=Transforms)
 
     def begin(self, answer_start: object) -> None:
@@ -170,7 +172,7 @@ def read_prompt(prompt: object, transforms: Transforms) -> list[Message]:
         The user says nothing, a list mixes messages with something else, or its last one is not the user's.
     """
     if not _is_conversation(prompt):
-        return [_typed(prompt, transforms)]
+        return [typed(prompt, transforms)]
     messages = read_given(prompt, transforms)
     if messages[-1].role != "user":
         raise InvalidArgumentError(
@@ -188,12 +190,14 @@ def read_given(messages: Any, transforms: Transforms) -> list[Message]:
     for index, item in enumerate(messages):
         message = item if isinstance(item, Message) else message_of(item, f"$[{index}]")
         require_words(message.role, message.content)
-        typed = message.role == "user" and not isinstance(item, Message)
-        given.append(_typed(message.content, transforms, extra=message.extra) if typed else message)
+        if message.role == "user" and not isinstance(item, Message):
+            message = typed(message.content, transforms, extra=message.extra)
+        given.append(message)
     return given
 
 
-def _typed(content: Any, transforms: Transforms, **fields: Any) -> Message:
+def typed(content: Any, transforms: Transforms, **fields: Any) -> Message:
+    """Return what a person typed as a message of the user that stands nowhere yet."""
     require_words("user", content)
     return Message.create("user", content, model_input=transforms.model_input(content), **fields)
 

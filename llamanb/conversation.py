@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llamanb.answering import check_count, require_words
+from llamanb.answering import check_count, placed, read_given, require_words, typed
+from llamanb.context import ContextPart, added_text, context_parts
 from llamanb.errors import BranchError
 from llamanb.history import Reference
 from llamanb.messages import Content, Message, Usage
@@ -40,7 +41,8 @@ class Conversation:
             as OpenAI's programs have them. They are added, and the last one, which is the user's, is answered.
         **options
             Any field of `SamplingParams`, for this answer alone; `engine`, to let another model give it;
-            `answer_start`, words that the answer begins with.
+            `answer_start`, words that the answer begins with. With ``max_tokens=0`` the prompt is only evaluated, and
+            nothing is said or stored.
 
         Raises
         ------
@@ -150,17 +152,64 @@ class Conversation:
     def n_tokens(self) -> int:
         """Tokens that the path takes in the context window."""
         session, _ = self._place()
-        return len(session.transforms.encode(session.engine, self.messages, add_generation_prompt=False))
+        path = self.messages
+        return len(session.transforms.encode(session.engine, path, add_generation_prompt=False)) if path else 0
 
-    def count_tokens(self, text: str) -> int:
-        """Return how many tokens a text takes by itself."""
+    def count_tokens(self, prompt: Prompt) -> int:
+        """Return how many tokens something takes.
+
+        Parameters
+        ----------
+        prompt
+            Text: its tokens by themselves. A list of messages: what they add to the tokens of the path, the marks of
+            the chat template included.
+
+        Raises
+        ------
+        TemplateError
+            The chat template refuses the messages.
+        """
         session, _ = self._place()
-        return len(session.engine.tokenize(text))
+        if isinstance(prompt, str):
+            return len(session.engine.tokenize(prompt))
+        path = self.messages
+        longer = [*path, *placed(read_given(prompt, session.transforms), path)]
+        counts = [
+            len(session.transforms.encode(session.engine, messages, add_generation_prompt=False)) if messages else 0
+            for messages in (longer, path)
+        ]
+        return counts[0] - counts[1]
 
     def render_preface(self) -> str:
-        """Return the path as the model reads it, without the start of an answer."""
+        """Return the path as the model reads it, without the start of an answer; empty where there is none."""
         session, _ = self._place()
-        return session.transforms.render(session.engine, self.messages)
+        path = self.messages
+        return session.transforms.render(session.engine, path) if path else ""
+
+    def render_message(self, prompt: Content) -> str:
+        """Return exactly what saying something now adds to the prompt, the start of the answer included.
+
+        Nothing is said and nothing is evaluated. Input transforms are applied; where the chat template writes earlier
+        messages in another way once something follows them, that is part of it.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The prompt is empty.
+        TemplateError
+            The chat template refuses the messages.
+        """
+        session, _ = self._place()
+        path = self.messages
+        return added_text(session.transforms, session.engine, path, typed(prompt, session.transforms).below(_tip(path)))
+
+    def context(self) -> list[ContextPart]:
+        """Return what each message of the path adds to the prompt: its text, its tokens, and how many are cached.
+
+        Together the texts are `render_preface`, and the counts `n_tokens`.
+        """
+        session, _ = self._place()
+        return context_parts(session.transforms, session.engine, self.messages)
 
     def export(self, format: str) -> str:
         """Return the path as the text of another program.
@@ -264,6 +313,10 @@ class Conversation:
         session, branch = self._place()
         with session.changing(branch) as history:
             history.remove_last(branch, n)
+
+
+def _tip(path: Sequence[Message]) -> str | None:
+    return path[-1].id if path else None
 
 
 class Branch(Conversation):

@@ -36,6 +36,7 @@ from llamanb.errors import (
 from llamanb.history import History, Reference
 from llamanb.messages import FinishReason, Message, Usage, storable
 from llamanb.persistence.cache_file import CacheFile
+from llamanb.persistence.formats import read_array
 from llamanb.persistence.schema import dump_history, keep_unstored, load_defaults, load_history
 from llamanb.reply import Reply, ReplyGroup, ReplyStream, known_error
 from llamanb.sampling import SamplingParams
@@ -67,9 +68,30 @@ class ChatSession(Conversation):
         The system prompt.
     sampling
         How answers are sampled where a call does not say otherwise.
+    history
+        Messages to begin with, or mappings with a role and content as OpenAI's programs have them. Nothing is evaluated
+        before the first message or `prefill`.
+    history_json
+        The same as the text of a JSON array; not used where `history` holds a message. Parts of messages, such as
+        images and sound, and keys that are not known are kept as they are.
+
+    Raises
+    ------
+    HistoryFormatError
+        The history does not have that form; the error names the place.
+    BranchError
+        The history brings another system prompt than `system`.
     """
 
-    def __init__(self, engine: Engine, system: str | None = None, sampling: SamplingParams | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+        *,
+        history: Iterable[Message | Mapping[str, Any]] = (),
+        history_json: str | None = None,
+    ) -> None:
         if not isinstance(engine, Engine):
             raise TypeError(f"A session needs an engine, such as LlamaCppEngine(), not a {type(engine).__name__}.")
         self.engine = engine
@@ -89,6 +111,8 @@ class ChatSession(Conversation):
         self._closed = False
         if system is not None:
             self.history.set_system(self.history.active, system)
+        if given := read_given(history, self.transforms) or read_array(history_json):
+            self.add_all(self.history.active, given)
 
     def _place(self) -> tuple[ChatSession, str]:
         return self, self.history.active
@@ -594,6 +618,7 @@ class ChatSession(Conversation):
         """
         engine: Engine = options.pop("engine", None) or self.engine
         answer_start = options.pop("answer_start", None)
+        prefill_only = _asks_for_nothing(options)
         transforms = self.transforms.copy()
         require_waitable(transforms.output, loop)
         sampling = self.sampling.replace(**options)
@@ -611,15 +636,14 @@ class ChatSession(Conversation):
             seeds = taken.setdefault(question.path[-1].id, set()) | question.seeds
             question.sampling = seeded(sampling, question.path[-1].id, seeds - {None})
             taken[question.path[-1].id].add(question.sampling.seed)
-            question.transforms = transforms
+            question.transforms, question.prefill_only = transforms, prefill_only
         generations: list[Generation] = []
         try:
             for question in questions:
                 tokens = transforms.encode(engine, question.path, begun=question.begun)
                 messages = question.path if question.begun is None else [*question.path, question.begun]
-                generations.append(
-                    self._submit(engine, GenerationRequest(as_seen(messages), tokens, question.sampling))
-                )
+                request = GenerationRequest(as_seen(messages), tokens, question.sampling, prefill_only)
+                generations.append(self._submit(engine, request))
         except BaseException:
             for generation in generations:
                 generation.cancel()
@@ -679,9 +703,9 @@ class ChatSession(Conversation):
         One that was cancelled or failed before its first word is not kept.
         """
         ended_early = result.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR)
-        empty = not (result.text or result.reasoning or result.tool_calls)
+        unsaid = question.prefill_only or (ended_early and not (result.text or result.reasoning or result.tool_calls))
         error, exchange = result.error, tuple[Message, ...]()
-        if not (ended_early and empty):
+        if not unsaid:
             begun = question.begun
             text = result.text if begun is None else begun.text + result.text
             try:
@@ -735,6 +759,15 @@ class ChatSession(Conversation):
             else:
                 self.history.set_tip(question.branch, exchange[-1].id)
         return tuple(exchange)
+
+
+def _asks_for_nothing(options: dict[str, Any]) -> bool:
+    """Whether ``max_tokens=0`` is among the options: then it is taken out, since no answer can be sampled by it."""
+    n = options.get("max_tokens")
+    if isinstance(n, bool) or n != 0:
+        return False
+    del options["max_tokens"]
+    return True
 
 
 class Changing:

@@ -122,11 +122,12 @@ class Transforms:
             return engine.encode(path, render=lambda messages: self._prompt(messages, ""))
         return engine.encode([*path, begun], render=lambda messages: self._prompt(messages[:-1], messages[-1].text))
 
-    def render(self, engine: Engine, path: Sequence[Message]) -> str:
-        """Return the text of a path as the model is given it, without the start of an answer."""
+    def render(self, engine: Engine, path: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+        """Return the text of a path as the model is given it, with or without the start of an answer."""
         if self.history is None:
-            return engine.render(path, add_generation_prompt=False)
-        return self._text(as_seen(path))
+            return engine.render(path, add_generation_prompt=add_generation_prompt)
+        seen = as_seen(path)
+        return self._prompt(seen, "") if add_generation_prompt else self._text(seen)
 
     def _text(self, messages: Sequence[Message]) -> str:
         return _called(self.history, "to_text", messages)

@@ -37,7 +37,7 @@ CHAT_HELP = """\
       --system TEXT       the system prompt, while the branch is empty
   -t, --temperature T     0 is greedy; default 0.7
       --top-p, --top-k, --min-p N, --seed N
-      --max-tokens N      the longest answer; default 512
+      --max-tokens N      the longest answer; default 512; 0 only reads the prompt
       --stop TEXT         end the answer before this text; may be repeated
       --json-schema VAR   answer in JSON that fits this schema, a dict of yours
       --grammar VAR       answer by this GBNF grammar, a string of yours
@@ -196,7 +196,7 @@ _LINE_MAGICS: dict[str, tuple[str, ...]] = {
     "chat_panel": (),
     "chat_history": ("branch?",),
     "chat_show": ("branch?",),
-    "chat_context": ("branch?",),
+    "chat_context": ("branch?", "--cached"),
     "chat_save": ("folder", "--cache"),
     "chat_load": ("path?", "--no-transforms"),
     "chat_cache": ("--clear",),
@@ -204,7 +204,7 @@ _LINE_MAGICS: dict[str, tuple[str, ...]] = {
 }
 """The arguments of the line magics: words (``?``: may be missing, ``*``: any number) and options."""
 
-_FLAGS = ("--all", "-y/--yes", "--default", "--cache", "--no-transforms", "--clear")
+_FLAGS = ("--all", "-y/--yes", "--default", "--cache", "--no-transforms", "--clear", "--cached")
 
 
 def raw_words(line: str, *, brackets: bool = False) -> list[str]:

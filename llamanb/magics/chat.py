@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import keyword
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -57,11 +58,12 @@ def ask(shell: InteractiveShell, runtime: Runtime, displays: Displays, line: str
     run = runtime.cell_run(session, request)
     system_before = session.system
     try:
-        with session.lock:
-            branches = _branches(session, run, arguments)
-        group = session.ask_many(branches * arguments.n, prompt, options)
-        show = _display(arguments, request, _titles(branches, arguments.n))
-        replies = _answer(runtime, displays, session, run, group, show)
+        with _stoppable(run) as asked:
+            with session.lock:
+                branches = _branches(session, run, arguments)
+            asked.append(session.ask_many(branches * arguments.n, prompt, options))
+            show = _display(arguments, request, _titles(branches, arguments.n))
+            replies = _answer(runtime, displays, session, run, asked[0], show)
     finally:
         if not run.answered and session.system != system_before:
             session._system = system_before
@@ -108,6 +110,21 @@ def take_out(runtime: Runtime, displays: Displays, session: ChatSession, gone: s
 
     for shown in displays.holding(name, gone):
         shown.remove(gone, metadata)
+
+
+@contextlib.contextmanager
+def _stoppable(run: CellRun) -> Iterator[list[ReplyGroup]]:
+    """Tell an interrupt in one line when it comes before anybody reads the answers, or after; those are cancelled."""
+    asked: list[ReplyGroup] = []
+    try:
+        yield asked
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        for group in asked:
+            group.close()
+        kept = "the answer is kept" if run.answered else "nothing was said yet, and the conversation is as it was"
+        raise Interrupted(f"{kept}.") from None
 
 
 def _branches(session: ChatSession, run: CellRun, arguments: argparse.Namespace) -> list[str]:

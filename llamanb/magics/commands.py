@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from IPython.core.magic import line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
+from llamanb.context_html import context_html
 from llamanb.history import History
 from llamanb.magics.arguments import CHAT_HELP
 from llamanb.magics.base import ChatCommands
@@ -184,6 +185,7 @@ class ChatMagics(ChatCommands):
     def chat_context(self, line: str) -> None:
         """%chat_context [BRANCH]     Show the exact prompt that the model has, and count its tokens.
 
+          --cached    mark what of it is in the cache (which differs from run to run)
           -s NAME     of another session
 
         What comes next is added to it: your message and the start of the answer.
@@ -193,8 +195,15 @@ class ChatMagics(ChatCommands):
         arguments = self.parse("chat_context", line)
         session = self.session(arguments)
         branch = session.branch(arguments.branch or session.active.name)
+        parts = branch.context()
         heading = f"{branch.n_tokens} of {session.engine.n_ctx} tokens on branch {branch.name!r}:"
-        data = {"text/plain": f"{heading}\n\n{branch.render_preface()}"}
+        counts = [
+            f"{' + '.join(message.role for message in part.messages)}: {counted(part.n_tokens, 'token')}"
+            + (f", {part.n_cached:,} cached" if arguments.cached else "")
+            for part in parts
+        ]
+        plain = "\n\n".join(filter(None, [heading, branch.render_preface(), "\n".join(counts)]))
+        data = {"text/html": context_html(heading, parts, cached=arguments.cached), "text/plain": plain}
         self._view(session, data, [message.id for message in branch.messages])
 
     @line_magic

@@ -38,5 +38,9 @@ def one_line(magic: Callable[..., Any]) -> Callable[..., Any]:
             line = f"{type(error).__name__}: {error}"
             error._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]
             raise
+        except Interrupted:
+            raise
+        except KeyboardInterrupt:
+            raise Interrupted("the command was stopped.") from None
 
     return wrapper

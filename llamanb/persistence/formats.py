@@ -13,7 +13,7 @@ from llamanb.messages import ROLES, Message, ToolCall
 from llamanb.rendering import transcript_markdown
 from llamanb.wording import sentence
 
-__all__ = ["export_messages", "message_of", "read_messages"]
+__all__ = ["export_messages", "message_of", "read_array", "read_messages"]
 
 _READABLE = ("openai", "chatml", "llamasharp")
 _LONGEST_NAME = 1024  # characters of a text that may be the name of a file
@@ -74,6 +74,32 @@ def read_messages(source: Any, format: str | None = None) -> list[Message]:
         format = "llamasharp" if items and isinstance(items[0], Mapping) and _author(items[0]) else "openai"
     read = message_of if format == "openai" else _llamasharp
     return _chain([read(item, f"{path}[{index}]") for index, item in enumerate(items)])
+
+
+def read_array(text: str | None) -> list[Message]:
+    """Return the messages of a JSON array of them, in OpenAI's form; none where there is no text.
+
+    Raises
+    ------
+    HistoryFormatError
+        It is not JSON, or no array of messages; the error names the place.
+    """
+    if text is None:
+        return []
+    if not isinstance(text, str):
+        raise TypeError(f"history_json is the text of a JSON array, not a {type(text).__name__}; give that as history.")
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise HistoryFormatError("$", f"it is not JSON: {sentence(error).removesuffix('.')}") from None
+    if not isinstance(items, list):
+        raise HistoryFormatError("$", f"it must be an array of messages, not {_json_kind(items)}")
+    return _chain([message_of(item, f"$[{index}]") for index, item in enumerate(items)])
+
+
+def _json_kind(value: Any) -> str:
+    kinds = {dict: "an object", str: "a string", bool: "a truth value", int: "a number", float: "a number"}
+    return kinds.get(type(value), "null")
 
 
 def _text(source: str | Path) -> str:

@@ -61,8 +61,8 @@ def test_an_interrupt_in_prefill_leaves_the_conversation_as_it_was(kernel: Any) 
     kernel.run("%%chat -t 0 --max-tokens 4\nHello")
     kernel.run(
         "import os, signal\n"
-        "def interrupt_in_prefill(engine=llamanb.active_session().engine):\n"
-        "    while engine.stats().n_running == 0: time.sleep(0.001)\n"
+        "def interrupt_in_prefill(session=llamanb.active_session()):\n"
+        "    while not session.snapshot()[1]: time.sleep(0.001)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "threading.Thread(target=interrupt_in_prefill).start()"
     )

@@ -70,7 +70,7 @@ def test_a_failing_rerun_leaves_everything_as_it_was(notebook: Any) -> None:
     for cell, text in (("a", "one"), ("b", "two")):
         notebook.run(f"%%chat\n{text}", cell)
     before = notebook.session.to_dict()
-    for bad in ("%%chat\n", "%%chat -t hot\nx", "%%chat --fork main\nx", "%%chat --max-tokens 0\nx"):
+    for bad in ("%%chat\n", "%%chat -t hot\nx", "%%chat --fork main\nx", "%%chat --max-tokens -1\nx"):
         assert not notebook.run(bad, "a").success
         assert notebook.session.to_dict() == before
     assert not notebook.session.history.stale

@@ -271,3 +271,26 @@ def test_a_transform_that_has_to_be_waited_for_is_one_sentence_and_nothing_is_as
     assert "slow" in error
     assert "is async" in error
     assert [message.role for message in notebook.session.messages] == ["system"]
+
+
+def test_the_context_is_drawn_by_role_and_says_what_is_cached_when_asked(notebook: Any) -> None:
+    notebook.run("%%chat\nfive $ and <b>six</b>", "one")
+    data = notebook.run("%chat_context").outputs[0].data
+    parts = notebook.session.context()
+    assert f"user: {parts[1].n_tokens} tokens" in data["text/plain"]
+    assert "cached" not in data["text/plain"] + data["text/html"]
+    assert "&lt;b&gt;six" in data["text/html"]
+    assert "<b>" not in data["text/html"]
+    data = notebook.run("%chat_context --cached").outputs[0].data
+    assert f"user: {parts[1].n_tokens} tokens, {parts[1].n_cached} cached" in data["text/plain"]
+    assert data["text/html"].count("cached") == len(parts)
+
+
+def test_a_cell_that_asks_for_no_tokens_only_reads(notebook: Any) -> None:
+    notebook.run("%%chat\none", "one")
+    before = notebook.session.to_dict()
+    outcome = notebook.run("%%chat --max-tokens 0\ntwo", "two")
+    assert outcome.success
+    assert not outcome.outputs
+    notebook.run("%%chat --max-tokens 0\nthree", "one")
+    assert notebook.session.to_dict() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import dataclasses
+import pkgutil
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -301,3 +302,38 @@ def test_whatever_is_done_to_cells_the_session_is_as_the_rules_say(notebook: Any
             max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("llamanb.session.ChatSession", "ask_many"),
+        ("llamanb.magics.chat", "_display"),
+        ("llamanb.magics.chat", "_branches"),
+        ("llamanb.runtime.Runtime", "cell_run"),
+    ],
+)
+def test_an_interrupt_at_any_moment_is_one_line_and_leaves_the_conversation_as_it_was(
+    notebook: Any, monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    notebook.run("%%chat\none", "a")
+    before = notebook.session.to_dict()
+    where = pkgutil.resolve_name(module.replace(".ChatSession", ":ChatSession").replace(".Runtime", ":Runtime"))
+    original = getattr(where, name)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        returned = original(*arguments, **options)
+        del returned
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, interrupted)
+        outcome = notebook.run("%%chat\ntwo", "a")
+    assert not outcome.success
+    assert outcome.error in (
+        "nothing was said yet, and the conversation is as it was.",
+        "the command was stopped.",
+    )
+    if notebook.session.to_dict() != before:  # the answer may have been quicker; then it is in the tree
+        assert "two" in [message.text for message in notebook.session.history.messages.values()]
+    assert notebook.run("%%chat\nthree", "b").success

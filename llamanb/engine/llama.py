@@ -112,9 +112,9 @@ class LlamaCppEngine:
         Layers that run on a GPU; by default all where llama.cpp was built for one, else none.
     deterministic
         Whether answers are the same bit for bit however their prefix came to be and whatever else is running. By
-        default where nothing runs on a GPU. It costs some prefill speed. It holds for weights in Q4_1, such as the
-        embedded model's, and F32; llama.cpp evaluates some other formats, such as Q5_0 and Q4_K, by kernels whose sums
-        depend on how many tokens stand beside each other.
+        default where nothing runs on a GPU. It costs some prefill speed. It was measured to hold for weights in Q4_1,
+        such as the embedded model's, and in F32, and not to hold for Gemma 3 in Q4_K_M, whose sums depend on how many
+        tokens are evaluated in one step.
     chat_template
         A Jinja template to use instead of the model's own; needed for a model that has none.
 

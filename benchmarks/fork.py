@@ -10,7 +10,7 @@ import statistics
 import time
 from typing import Any
 
-from measuring import report
+from measuring import conversation, report
 
 import llamanb
 
@@ -18,16 +18,6 @@ LENGTHS = (100, 1_000, 3_000)
 N_COLD = 3
 WORDS = ("what", "who", "where", "when", "why", "how", "which", "whose", "whom")
 QUESTION = "{} comes after that?"
-SAMPLING = llamanb.SamplingParams(temperature=0.0, max_tokens=1)
-
-
-def conversation(engine: llamanb.LlamaCppEngine, n_tokens: int) -> llamanb.ChatSession:
-    """Return a session whose path has about so many tokens."""
-    session = llamanb.ChatSession(engine, "You tell stories.", SAMPLING)
-    per_word = session.count_tokens(" wave" * 100) / 100
-    session.add_message("user", " wave" * int((n_tokens - session.n_tokens - 10) / per_word))
-    session.regenerate()
-    return session
 
 
 def measure(n_tokens: int) -> dict[str, Any]:

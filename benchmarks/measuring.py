@@ -1,4 +1,4 @@
-"""What the benchmarks share: a table, a file beside the script, and what machine it was."""
+"""What the benchmarks share: a conversation, a table, a file beside the script, and what machine it was."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import llamanb
 
 
 def machine() -> str:
@@ -20,6 +22,15 @@ def machine() -> str:
         pass
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{name}, {threads} threads"
+
+
+def conversation(engine: llamanb.LlamaCppEngine, n_tokens: int) -> llamanb.ChatSession:
+    """Return a session whose path has about so many tokens."""
+    session = llamanb.ChatSession(engine, "You tell stories.", llamanb.SamplingParams(temperature=0.0, max_tokens=1))
+    per_word = session.count_tokens(" wave" * 100) / 100
+    session.add_message("user", " wave" * int((n_tokens - session.n_tokens - 10) / per_word))
+    session.regenerate()
+    return session
 
 
 def report(script: str, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from measuring import report
+from measuring import conversation, report
 
 import llamanb
 
@@ -22,15 +22,6 @@ LENGTHS = (100, 1_000, 3_000)
 N_TIMES = 5
 N_COLD = 3
 OPTIONS = {"n_ctx": 4096}
-
-
-def conversation(engine: llamanb.LlamaCppEngine, n_tokens: int) -> llamanb.ChatSession:
-    """Return a session whose path has about so many tokens."""
-    session = llamanb.ChatSession(engine, "You tell stories.", llamanb.SamplingParams(temperature=0.0, max_tokens=1))
-    per_word = session.count_tokens(" wave" * 100) / 100
-    session.add_message("user", " wave" * int((n_tokens - session.n_tokens - 10) / per_word))
-    session.regenerate()
-    return session
 
 
 def from_memory(session: llamanb.ChatSession) -> list[float]:

@@ -32,7 +32,6 @@ __all__ = [
     "require_words",
     "require_writable",
     "seeded",
-    "typed",
 ]
 
 
@@ -172,7 +171,7 @@ def read_prompt(prompt: object, transforms: Transforms) -> list[Message]:
         The user says nothing, a list mixes messages with something else, or its last one is not the user's.
     """
     if not _is_conversation(prompt):
-        return [typed(prompt, transforms)]
+        return [_typed(prompt, transforms)]
     messages = read_given(prompt, transforms)
     if messages[-1].role != "user":
         raise InvalidArgumentError(
@@ -191,13 +190,12 @@ def read_given(messages: Any, transforms: Transforms) -> list[Message]:
         message = item if isinstance(item, Message) else message_of(item, f"$[{index}]")
         require_words(message.role, message.content)
         if message.role == "user" and not isinstance(item, Message):
-            message = typed(message.content, transforms, extra=message.extra)
+            message = _typed(message.content, transforms, extra=message.extra)
         given.append(message)
     return given
 
 
-def typed(content: Any, transforms: Transforms, **fields: Any) -> Message:
-    """Return what a person typed as a message of the user that stands nowhere yet."""
+def _typed(content: Any, transforms: Transforms, **fields: Any) -> Message:
     require_words("user", content)
     return Message.create("user", content, model_input=transforms.model_input(content), **fields)
 

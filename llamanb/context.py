@@ -38,8 +38,8 @@ class ContextPart:
 
     @property
     def role(self) -> str:
-        """The role of the message; of several, that of the last one."""
-        return self.messages[-1].role
+        """The role of the message; of several, their roles with a plus between them."""
+        return " + ".join(message.role for message in self.messages)
 
 
 def context_parts(transforms: Transforms, engine: Engine, path: Sequence[Message]) -> list[ContextPart]:
@@ -50,8 +50,6 @@ def context_parts(transforms: Transforms, engine: Engine, path: Sequence[Message
     TemplateError
         The chat template refuses the path.
     """
-    if not path:
-        return []
     seen = as_seen(path)
     text = transforms.render(engine, seen)
     tokens = transforms.encode(engine, seen, add_generation_prompt=False)
@@ -77,10 +75,10 @@ def context_parts(transforms: Transforms, engine: Engine, path: Sequence[Message
     return parts
 
 
-def added_text(transforms: Transforms, engine: Engine, path: Sequence[Message], message: Message) -> str:
-    """Return what a message that is said next adds to the text of a path, with the start of the answer."""
-    before = transforms.render(engine, path) if path else ""
-    after = transforms.render(engine, [*path, message], add_generation_prompt=True)
+def added_text(transforms: Transforms, engine: Engine, path: Sequence[Message], said: Sequence[Message]) -> str:
+    """Return what messages that are said next add to the text of a path, with the start of the answer."""
+    before = transforms.render(engine, path)
+    after = transforms.render(engine, [*path, *said], add_generation_prompt=True)
     return after[_n_common(before, after) :]
 
 

@@ -35,9 +35,8 @@ def context_html(heading: str, parts: Sequence[ContextPart], *, cached: bool) ->
 
 
 def _part(part: ContextPart, cached: bool) -> str:
-    colour = _COLOURS.get(part.role, "#888888")
-    roles = " + ".join(message.role for message in part.messages)
-    role = f'<span style="{_ROLE.format(colour=colour)}">{escape(roles)}</span>'
+    colour = _COLOURS[part.messages[-1].role]
+    role = f'<span style="{_ROLE.format(colour=colour)}">{escape(part.role)}</span>'
     count = f'<span style="opacity: 0.75"> · {counted(part.n_tokens, "token")}</span>'
     bar = _cached_bar(part, colour) if cached else ""
     text = f'<pre style="{_TEXT}">{_shown(part.text)}</pre>'

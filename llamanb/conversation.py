@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llamanb.answering import check_count, placed, read_given, require_words, typed
+from llamanb.answering import check_count, placed, read_given, read_prompt, require_words
 from llamanb.context import ContextPart, added_text, context_parts
 from llamanb.errors import BranchError
 from llamanb.history import Reference
@@ -152,8 +152,7 @@ class Conversation:
     def n_tokens(self) -> int:
         """Tokens that the path takes in the context window."""
         session, _ = self._place()
-        path = self.messages
-        return len(session.transforms.encode(session.engine, path, add_generation_prompt=False)) if path else 0
+        return len(session.transforms.encode(session.engine, self.messages, add_generation_prompt=False))
 
     def count_tokens(self, prompt: Prompt) -> int:
         """Return how many tokens something takes.
@@ -174,23 +173,22 @@ class Conversation:
             return len(session.engine.tokenize(prompt))
         path = self.messages
         longer = [*path, *placed(read_given(prompt, session.transforms), path)]
-        counts = [
-            len(session.transforms.encode(session.engine, messages, add_generation_prompt=False)) if messages else 0
+        after, before = (
+            len(session.transforms.encode(session.engine, messages, add_generation_prompt=False))
             for messages in (longer, path)
-        ]
-        return counts[0] - counts[1]
+        )
+        return after - before
 
     def render_preface(self) -> str:
         """Return the path as the model reads it, without the start of an answer; empty where there is none."""
         session, _ = self._place()
-        path = self.messages
-        return session.transforms.render(session.engine, path) if path else ""
+        return session.transforms.render(session.engine, self.messages)
 
-    def render_message(self, prompt: Content) -> str:
+    def render_message(self, prompt: Prompt) -> str:
         """Return exactly what saying something now adds to the prompt, the start of the answer included.
 
-        Nothing is said and nothing is evaluated. Input transforms are applied; where the chat template writes earlier
-        messages in another way once something follows them, that is part of it.
+        Nothing is said and nothing is evaluated; the prompt is as in `send`. Input transforms are applied; where the
+        chat template writes earlier messages in another way once something follows them, that is part of it.
 
         Raises
         ------
@@ -201,7 +199,8 @@ class Conversation:
         """
         session, _ = self._place()
         path = self.messages
-        return added_text(session.transforms, session.engine, path, typed(prompt, session.transforms).below(_tip(path)))
+        said = placed(read_prompt(prompt, session.transforms), path)
+        return added_text(session.transforms, session.engine, path, said)
 
     def context(self) -> list[ContextPart]:
         """Return what each message of the path adds to the prompt: its text, its tokens, and how many are cached.
@@ -313,10 +312,6 @@ class Conversation:
         session, branch = self._place()
         with session.changing(branch) as history:
             history.remove_last(branch, n)
-
-
-def _tip(path: Sequence[Message]) -> str | None:
-    return path[-1].id if path else None
 
 
 class Branch(Conversation):

@@ -219,7 +219,7 @@ class ChatSession(Conversation):
             return
         try:
             tokens = [
-                [self.transforms.encode(self.engine, path, add_generation_prompt=False) for path in paths if path]
+                [self.transforms.encode(self.engine, path, add_generation_prompt=False) for path in paths]
                 for paths in (gone, kept)
             ]
         except LlamanbError:  # which of them are gone cannot be told then
@@ -638,19 +638,22 @@ class ChatSession(Conversation):
             taken[question.path[-1].id].add(question.sampling.seed)
             question.transforms, question.prefill_only = transforms, prefill_only
         generations: list[Generation] = []
+        streams: list[ReplyStream] = []
         try:
             for question in questions:
                 tokens = transforms.encode(engine, question.path, begun=question.begun)
                 messages = question.path if question.begun is None else [*question.path, question.begun]
                 request = GenerationRequest(as_seen(messages), tokens, question.sampling, prefill_only)
                 generations.append(self._submit(engine, request))
+            for question, generation in zip(questions, generations, strict=True):
+                streams.append(self._stream(question, transformed(generation, transforms.output, loop), engine))
+            self.changed()
         except BaseException:
             for generation in generations:
                 generation.cancel()
+            for stream in streams:
+                stream.close()
             raise
-        generations = [transformed(generation, transforms.output, loop) for generation in generations]
-        streams = [self._stream(*pair, engine) for pair in zip(questions, generations, strict=True)]
-        self.changed()
         return streams
 
     def _submit(self, engine: Engine, request: GenerationRequest) -> Generation:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,14 +13,13 @@ from traitlets.config import Configurable
 
 from llamanb.errors import InvalidArgumentError
 from llamanb.sampling import SamplingParams
+from llamanb.wording import read_size
 
 __all__ = ["PER_ANSWER", "ChatConfig"]
 
 PER_ANSWER = ("grammar", "json_schema", "logit_bias")
 """Fields of `SamplingParams` that belong to one answer, and are no settings."""
 
-_SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?b)?\s*", re.IGNORECASE)
-_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SWITCHES = {"on": True, "yes": True, "true": True, "1": True, "0": False, "off": False, "no": False, "false": False}
 
 
@@ -43,10 +41,10 @@ class _Bytes(TraitType[Any, Any]):
     """A number of bytes, which may be written as ``"500 MB"`` or ``"2 GB"``."""
 
     def validate(self, _: Any, value: Any) -> int:
-        found = _SIZE.fullmatch(str(value))
-        if isinstance(value, (bool, float)) or found is None:
+        n = None if isinstance(value, (bool, float)) else read_size(str(value))
+        if n is None:
             raise TraitError(f"{self.name} is {value!r}; it must be a number of bytes, such as 500MB or 2GB.")
-        return int(float(found["number"]) * _UNITS[(found["unit"] or "b").lower()])
+        return n
 
 
 class ChatConfig(Configurable):

@@ -94,11 +94,10 @@ class Snapshots:
         if len(prompt) - n_cached < MIN_TOKENS:
             return
         wanted = list(prompt)
-        found = [(common_prefix(tokens, wanted), path) for path, tokens in self._of(engine.cache_fingerprint)]
-        for n_common, path in sorted(found, reverse=True):
+        found = [(common_prefix(tokens, wanted), path, tokens) for path, tokens in self._of(engine.cache_fingerprint)]
+        for n_common, path, tokens in sorted(found, reverse=True):
             if n_common - n_cached < MIN_TOKENS:
                 return
-            tokens = self._known[path]
             state = read_cache_file(path, engine.cache_fingerprint, tokens)
             if state is None:
                 self._remove(path)
@@ -179,13 +178,14 @@ class Snapshots:
     def _of(self, fingerprint: str) -> Iterator[tuple[Path, list[int]]]:
         """Yield the snapshots for an engine, and their tokens; other processes write and remove some too."""
         for path in self._home(fingerprint).glob(f"*{_SUFFIX}"):
-            if path not in self._known:
+            tokens = self._known.get(path)
+            if tokens is None:
                 tokens = read_tokens(path, fingerprint)
                 if tokens is None:
                     self._remove(path)
                     continue
                 self._known[path] = tokens
-            yield path, self._known[path]
+            yield path, tokens
 
     def _remove(self, path: Path) -> None:
         self._known.pop(path, None)

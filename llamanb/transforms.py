@@ -111,8 +111,10 @@ class Transforms:
         begun
             The start of an answer to them.
         add_generation_prompt
-            Whether the model is to answer.
+            Whether the model is to answer. Where it is not, an empty path has no tokens.
         """
+        if not path and not add_generation_prompt:
+            return []
         if self.history is None:
             tokens = engine.encode(path, add_generation_prompt=add_generation_prompt)
             return tokens if begun is None else [*tokens, *engine.tokenize(begun.text)]
@@ -123,7 +125,9 @@ class Transforms:
         return engine.encode([*path, begun], render=lambda messages: self._prompt(messages[:-1], messages[-1].text))
 
     def render(self, engine: Engine, path: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
-        """Return the text of a path as the model is given it, with or without the start of an answer."""
+        """Return the text of a path as the model is given it; an empty one without the start of an answer has none."""
+        if not path and not add_generation_prompt:
+            return ""
         if self.history is None:
             return engine.render(path, add_generation_prompt=add_generation_prompt)
         seen = as_seen(path)

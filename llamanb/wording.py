@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 
-__all__ = ["counted", "quoted", "sentence", "size"]
+__all__ = ["counted", "quoted", "read_size", "sentence", "size"]
 
 _PLAIN_WORD = re.compile(r"[\w.:/+=@%-]+")
 
-_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+_UNITS = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "kB": 10**3, "bytes": 1}
+_SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]b|bytes|b)?\s*", re.IGNORECASE)
 
 
 def counted(number: int, one: str, several: str = "") -> str:
@@ -30,5 +31,14 @@ def sentence(words: object) -> str:
 
 def size(n_bytes: int) -> str:
     """Return a number of bytes as a person reads it."""
-    unit, name = next(((unit, name) for unit, name in _UNITS if n_bytes >= unit), (1, "bytes"))
-    return f"{n_bytes / unit:.1f} {name}" if unit > 1 else f"{n_bytes} bytes"
+    name = next((name for name, unit in _UNITS.items() if n_bytes >= unit), "bytes")
+    return f"{n_bytes} bytes" if name == "bytes" else f"{n_bytes / _UNITS[name]:.1f} {name}"
+
+
+def read_size(text: str) -> int | None:
+    """Return the number of bytes that a person wrote, such as ``500MB``; ``None`` where it is none."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        return None
+    units = {name.lower(): unit for name, unit in _UNITS.items()} | {"b": 1}
+    return int(float(found["number"]) * units[(found["unit"] or "b").lower()])

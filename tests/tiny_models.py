@@ -7,12 +7,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from llamanb.engine.template import CHATML
+
 _CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _N_EMBD, _N_LAYER = 64, 2
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 
 
 def write_attention_model(path: Path) -> Path:

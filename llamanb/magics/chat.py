@@ -58,11 +58,11 @@ def ask(shell: InteractiveShell, runtime: Runtime, displays: Displays, line: str
     run = runtime.cell_run(session, request)
     system_before = session.system
     try:
-        with _stoppable(run) as asked:
+        with _stoppable("run the cell again to replace it") as asked:
             with session.lock:
                 branches = _branches(session, run, arguments)
-            asked.append(session.ask_many(branches * arguments.n, prompt, options))
             show = _display(arguments, request, _titles(branches, arguments.n))
+            asked.append(session.ask_many(branches * arguments.n, prompt, options))
             replies = _answer(runtime, displays, session, run, asked[0], show)
     finally:
         if not run.answered and session.system != system_before:
@@ -84,18 +84,19 @@ def regenerate(shell: InteractiveShell, runtime: Runtime, displays: Displays, ar
     branch = session.branch(arguments.branch or session.active.name)
     replaced = branch.tip
     request = current_request(shell)
-    group = session.answer_again(branch.name, options, request.cell)
     show = _display(arguments, request, [""])
-    try:
-        (reply,) = _shown(group, show, "%chat_regenerate gives another one")
-    finally:
-        (reply,) = group.replies
-        if reply.messages:
-            if request.cell is not None:
-                session.history.remade[request.cell] = reply.messages[-1].id
-            metadata = replacement_metadata(runtime.name_of(session), branch.name, replaced, reply.messages)
-            show.finish([reply], runtime.carried(metadata))
-            displays.add(runtime.name_of(session), show)
+    with _stoppable("%chat_regenerate gives another one") as asked:
+        asked.append(session.answer_again(branch.name, options, request.cell))
+        try:
+            _shown(asked[0], show)
+        finally:
+            (reply,) = asked[0].replies
+            if reply.messages:
+                if request.cell is not None:
+                    session.history.remade[request.cell] = reply.messages[-1].id
+                metadata = replacement_metadata(runtime.name_of(session), branch.name, replaced, reply.messages)
+                show.finish([reply], runtime.carried(metadata))
+                displays.add(runtime.name_of(session), show)
     if arguments.out:
         shell.user_ns[arguments.out] = reply
 
@@ -113,18 +114,17 @@ def take_out(runtime: Runtime, displays: Displays, session: ChatSession, gone: s
 
 
 @contextlib.contextmanager
-def _stoppable(run: CellRun) -> Iterator[list[ReplyGroup]]:
-    """Tell an interrupt in one line when it comes before anybody reads the answers, or after; those are cancelled."""
+def _stoppable(remedy: str) -> Iterator[list[ReplyGroup]]:
+    """Tell an interrupt in one line: whether an answer that was asked for is kept, and what can be done then."""
     asked: list[ReplyGroup] = []
     try:
         yield asked
-    except Interrupted:
-        raise
     except KeyboardInterrupt:
         for group in asked:
             group.close()
-        kept = "the answer is kept" if run.answered else "nothing was said yet, and the conversation is as it was"
-        raise Interrupted(f"{kept}.") from None
+        if not any(reply.messages for group in asked for reply in group.replies):
+            raise Interrupted("nothing was said yet, and the conversation is as it was.") from None
+        raise Interrupted(f"the answer so far is kept; {remedy}.") from None
 
 
 def _branches(session: ChatSession, run: CellRun, arguments: argparse.Namespace) -> list[str]:
@@ -189,18 +189,13 @@ def _answer(
             displays.add(name, show)
 
 
-def _shown(group: ReplyGroup, show: AnswerDisplay, remedy: str = "run the cell again to replace it") -> list[Reply]:
-    """Show answers as they come; an interrupt keeps what there is of them, and says what can be done then."""
+def _shown(group: ReplyGroup, show: AnswerDisplay) -> list[Reply]:
+    """Show answers as they come; an interrupt keeps what there is of them."""
     try:
         if show.live:
             for came in group.gathered(show.pause):
                 show.add([(index, chunk.text) for index, chunk in came if chunk.kind == "answer"])
         return group.replies
-    except KeyboardInterrupt:
-        group.close()
-        if not any(reply.messages for reply in group.replies):
-            raise Interrupted("nothing was said yet, and the conversation is as it was.") from None
-        raise Interrupted(f"the answer so far is kept; {remedy}.") from None
     finally:
         group.close()
 

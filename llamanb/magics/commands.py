@@ -196,15 +196,16 @@ class ChatMagics(ChatCommands):
         session = self.session(arguments)
         branch = session.branch(arguments.branch or session.active.name)
         parts = branch.context()
-        heading = f"{branch.n_tokens} of {session.engine.n_ctx} tokens on branch {branch.name!r}:"
+        n_tokens = sum(part.n_tokens for part in parts)
+        heading = f"{n_tokens} of {session.engine.n_ctx} tokens on branch {branch.name!r}:"
         counts = [
-            f"{' + '.join(message.role for message in part.messages)}: {counted(part.n_tokens, 'token')}"
+            f"{part.role}: {counted(part.n_tokens, 'token')}"
             + (f", {part.n_cached:,} cached" if arguments.cached else "")
             for part in parts
         ]
-        plain = "\n\n".join(filter(None, [heading, branch.render_preface(), "\n".join(counts)]))
+        plain = "\n\n".join(filter(None, [heading, "".join(part.text for part in parts), "\n".join(counts)]))
         data = {"text/html": context_html(heading, parts, cached=arguments.cached), "text/plain": plain}
-        self._view(session, data, [message.id for message in branch.messages])
+        self._view(session, data, [message.id for part in parts for message in part.messages])
 
     @line_magic
     @no_var_expand

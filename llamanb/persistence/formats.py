@@ -93,13 +93,8 @@ def read_array(text: str | None) -> list[Message]:
     except (ValueError, RecursionError) as error:
         raise HistoryFormatError("$", f"it is not JSON: {sentence(error).removesuffix('.')}") from None
     if not isinstance(items, list):
-        raise HistoryFormatError("$", f"it must be an array of messages, not {_json_kind(items)}")
-    return _chain([message_of(item, f"$[{index}]") for index, item in enumerate(items)])
-
-
-def _json_kind(value: Any) -> str:
-    kinds = {dict: "an object", str: "a string", bool: "a truth value", int: "a number", float: "a number"}
-    return kinds.get(type(value), "null")
+        raise HistoryFormatError("$", f"it must be an array of messages, not {_json_name(items)}")
+    return read_messages(items, "openai")
 
 
 def _text(source: str | Path) -> str:
@@ -165,6 +160,8 @@ def _created(path: str, role: str, content: Any, **fields: Any) -> Message:
 
 
 def _json_name(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "an object"
     return "null" if value is None else f"a {type(value).__name__}"
 
 

@@ -81,7 +81,7 @@ class Transcript:
         key = (path[-1].id if path else None, self.session.engine, transforms.history)
         if self._n_tokens[0] != key:
             try:
-                n_tokens = len(transforms.encode(self.session.engine, path, add_generation_prompt=False)) if path else 0
+                n_tokens = len(transforms.encode(self.session.engine, path, add_generation_prompt=False))
             except LlamanbError:  # the template refuses the path, or the engine is closed: there is no count
                 n_tokens = None
             self._n_tokens = (key, n_tokens)

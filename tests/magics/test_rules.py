@@ -307,10 +307,10 @@ def test_whatever_is_done_to_cells_the_session_is_as_the_rules_say(notebook: Any
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        ("llamanb.session.ChatSession", "ask_many"),
+        ("llamanb.session:ChatSession", "ask_many"),
         ("llamanb.magics.chat", "_display"),
         ("llamanb.magics.chat", "_branches"),
-        ("llamanb.runtime.Runtime", "cell_run"),
+        ("llamanb.runtime:Runtime", "cell_run"),
     ],
 )
 def test_an_interrupt_at_any_moment_is_one_line_and_leaves_the_conversation_as_it_was(
@@ -318,7 +318,7 @@ def test_an_interrupt_at_any_moment_is_one_line_and_leaves_the_conversation_as_i
 ) -> None:
     notebook.run("%%chat\none", "a")
     before = notebook.session.to_dict()
-    where = pkgutil.resolve_name(module.replace(".ChatSession", ":ChatSession").replace(".Runtime", ":Runtime"))
+    where = pkgutil.resolve_name(module)
     original = getattr(where, name)
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
@@ -337,3 +337,21 @@ def test_an_interrupt_at_any_moment_is_one_line_and_leaves_the_conversation_as_i
     if notebook.session.to_dict() != before:  # the answer may have been quicker; then it is in the tree
         assert "two" in [message.text for message in notebook.session.history.messages.values()]
     assert notebook.run("%%chat\nthree", "b").success
+
+
+def test_an_interrupt_while_another_answer_is_asked_for_leaves_the_branch_ready(
+    notebook: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook.run("%%chat\none", "a")
+    before = notebook.session.to_dict()
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(notebook.session, "_stream", interrupted)
+        assert notebook.run("%chat_regenerate -t 1", "r").error.startswith("nothing was said yet")
+        assert notebook.session.to_dict() == before
+        assert notebook.run("%%chat\ntwo", "b").error.startswith("nothing was said yet")
+        assert notebook.session.to_dict() == before
+    assert notebook.run("%chat_regenerate -t 1", "r").success

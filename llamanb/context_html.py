@@ -15,7 +15,10 @@ _COLOURS = {"system": "#8e6bbf", "user": "#2f80c2", "assistant": "#2c9461", "too
 
 _PART = "border-left: 4px solid {colour}; padding: 0 0 0 0.8em; margin: 0.6em 0"
 _ROLE = "color: {colour}; font-weight: 600"
-_TEXT = "margin: 0.2em 0 0; white-space: pre-wrap; overflow-wrap: break-word; word-break: normal; background: none; font-size: 0.92em"
+_TEXT = (
+    "margin: 0.2em 0 0; white-space: pre-wrap; overflow-wrap: break-word; word-break: normal; background: none; "
+    "font-size: 0.92em"
+)
 _BAR = "display: inline-block; vertical-align: middle; width: 5em; height: 0.45em; border: 1px solid {colour}"
 
 

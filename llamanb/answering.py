@@ -10,6 +10,7 @@ from typing import Any
 
 from llamanb.engine.base import Generation
 from llamanb.errors import BranchError, InvalidArgumentError
+from llamanb.fitting import SendPlan
 from llamanb.history import check_branch_name
 from llamanb.messages import Content, FinishReason, Message
 from llamanb.persistence.formats import message_of
@@ -39,20 +40,50 @@ __all__ = [
 class Question:
     """A path to be answered on a branch.
 
-    `seeds` gave the answers that are there; `moved` holds the branches that go on from an answer already, and is shared
-    by questions that are asked together. `replaced` ends the answer that gives way, and `begun` is one to go on with.
-    `transforms` are those that the session had when it was asked. With `prefill_only` it is read, and not answered.
+    Parameters
+    ----------
+    branch, path
+        Where, and what is answered.
+    seeds
+        The seeds of the answers that are there.
+    nth
+        Which of the answers it is that are asked for together at one place.
+    moved
+        The branches that go on from an answer already; shared by questions that are asked together.
+    replaced
+        The end of an answer that gives way.
+    begun
+        An answer to go on with.
+    sampling
+        How it is sampled, with a seed.
+    prefill_only
+        Whether it is read, and not answered.
+    transforms
+        Those that the session had when it was asked.
+    summed_up
+        What a summary stands for that the path ends in, but for the question.
+    plan
+        How it fits.
+    pins
+        Copies on the path that are pinned once it is answered.
+    pinned
+        Whether the question is.
     """
 
     branch: str
     path: list[Message]
     seeds: set[Any] = field(default_factory=set)
+    nth: int = 0
     moved: set[str] = field(default_factory=set)
     replaced: str | None = None
     begun: Message | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     prefill_only: bool = False
     transforms: Transforms = field(default_factory=Transforms)
+    summed_up: Sequence[Message] = ()
+    plan: SendPlan | None = None
+    pins: set[str] = field(default_factory=set)
+    pinned: bool = False
 
     def begin(self, answer_start: object) -> None:
         """Let the answer begin with these words."""

@@ -129,7 +129,7 @@ class CellRun:
     def cells_before(self) -> list[str]:
         """Return the cells whose exchanges stand on the cell's branch before its own."""
         history = self.history
-        path = {message.id for message in history.ancestors(history.messages[self.made[0].first].parent)}
+        path = {message.id for message in history.line(history.messages[self.made[0].first].parent)}
         return [cell for cell, entries in history.cells.items() if any(entry.last in path for entry in entries)]
 
     def _still_made(self) -> list[CellEntry]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from llamanb.engine.base import Engine
@@ -40,6 +40,10 @@ class ContextPart:
     def role(self) -> str:
         """The role of the message; of several, their roles with a plus between them."""
         return " + ".join(message.role for message in self.messages)
+
+    def holds(self, ids: Container[str]) -> bool:
+        """Whether it is of one of these messages."""
+        return any(message.id in ids for message in self.messages)
 
 
 def context_parts(transforms: Transforms, engine: Engine, path: Sequence[Message]) -> list[ContextPart]:

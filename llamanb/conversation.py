@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamanb.answering import check_count, placed, read_given, read_prompt, require_words
 from llamanb.context import ContextPart, added_text, context_parts
 from llamanb.errors import BranchError
-from llamanb.history import Reference
+from llamanb.fitting import SendPlan
+from llamanb.history import History, Reference
 from llamanb.messages import Content, Message, Usage
 from llamanb.persistence.formats import export_messages
 from llamanb.reply import AsyncReplyStream, Reply, ReplyStream, finished
@@ -41,8 +42,9 @@ class Conversation:
             as OpenAI's programs have them. They are added, and the last one, which is the user's, is answered.
         **options
             Any field of `SamplingParams`, for this answer alone; `engine`, to let another model give it;
-            `answer_start`, words that the answer begins with. With ``max_tokens=0`` the prompt is only evaluated, and
-            nothing is said or stored.
+            `answer_start`, words that the answer begins with; `overflow`, what is done where the prompt does not fit;
+            ``pin=True``, to keep this exchange in the prompt whatever does not fit. With ``max_tokens=0`` the prompt is
+            only evaluated, and nothing is said or stored.
 
         Raises
         ------
@@ -139,6 +141,22 @@ class Conversation:
         session, branch = self._place()
         return session.prefill_branch(branch)
 
+    def plan(self, prompt: Prompt, **options: Any) -> SendPlan:
+        """Return how saying something would fit into the context window; nothing is said or evaluated.
+
+        Parameters
+        ----------
+        prompt, **options
+            As in `send`.
+
+        Raises
+        ------
+        ContextWindowExceededError
+            It would not fit.
+        """
+        session, branch = self._place()
+        return session.plan_for(branch, prompt, options)
+
     # -- reading ------------------------------------------------------------------------------------------------
 
     @property
@@ -150,9 +168,9 @@ class Conversation:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that the path takes in the context window."""
-        session, _ = self._place()
-        return len(session.transforms.encode(session.engine, self.messages, add_generation_prompt=False))
+        """Tokens that the path takes in the context window, less what the overflow policy leaves out."""
+        session, branch = self._place()
+        return len(session.transforms.encode(session.engine, session.given(branch), add_generation_prompt=False))
 
     def count_tokens(self, prompt: Prompt) -> int:
         """Return how many tokens something takes.
@@ -181,8 +199,8 @@ class Conversation:
 
     def render_preface(self) -> str:
         """Return the path as the model reads it, without the start of an answer; empty where there is none."""
-        session, _ = self._place()
-        return session.transforms.render(session.engine, self.messages)
+        session, branch = self._place()
+        return session.transforms.render(session.engine, session.given(branch))
 
     def render_message(self, prompt: Prompt) -> str:
         """Return exactly what saying something now adds to the prompt, the start of the answer included.
@@ -197,8 +215,8 @@ class Conversation:
         TemplateError
             The chat template refuses the messages.
         """
-        session, _ = self._place()
-        path = self.messages
+        session, branch = self._place()
+        path = session.given(branch)
         said = placed(read_prompt(prompt, session.transforms), path)
         return added_text(session.transforms, session.engine, path, said)
 
@@ -207,8 +225,8 @@ class Conversation:
 
         Together the texts are `render_preface`, and the counts `n_tokens`.
         """
-        session, _ = self._place()
-        return context_parts(session.transforms, session.engine, self.messages)
+        session, branch = self._place()
+        return context_parts(session.transforms, session.engine, session.given(branch))
 
     def export(self, format: str) -> str:
         """Return the path as the text of another program.
@@ -306,6 +324,41 @@ class Conversation:
         """
         session, branch = self._place()
         return session.add_all(branch, messages)
+
+    @property
+    def pinned(self) -> list[Message]:
+        """The messages of the path that stay in the prompt, whatever does not fit."""
+        session, branch = self._place()
+        with session.lock:
+            return [m for m in session.history.branch_path(branch) if m.id in session.history.pins]
+
+    def pin(self, at: Reference = -1) -> Message:
+        """Keep a message, and the exchange that it is in, in the prompt whatever does not fit; return it.
+
+        Parameters
+        ----------
+        at
+            A message's id, an index into this path, or a branch's name; by default the last message.
+
+        Raises
+        ------
+        MessageNotFoundError
+            There is no such message.
+        """
+        return self._pinning(at, History.pin)
+
+    def unpin(self, at: Reference = -1) -> Message:
+        """Let a message be left out again where the prompt does not fit; return it."""
+        return self._pinning(at, History.unpin)
+
+    def _pinning(self, at: Reference, act: Callable[[History, str], None]) -> Message:
+        session, branch = self._place()
+        with session.changing() as history:
+            id = history.resolve(at, branch)
+            if id is None:
+                raise BranchError(f"Branch {branch!r} has no messages to pin.")
+            act(history, id)
+            return history.messages[id]
 
     def remove_last(self, n: int = 1) -> None:
         """Take the last `n` messages off the branch, but never its system prompt; they stay in the tree."""

@@ -89,6 +89,8 @@ class History:
         self.active = MAIN
         self.cells: dict[str, list[CellEntry]] = {}
         self.stale: set[str] = set()
+        self.pins: set[str] = set()
+        """The messages that stay in the prompt, whatever does not fit."""
         self.remade: dict[str, str] = {}
         """The cells that answered a question again, and the last answer that each of them gave."""
         self.visited: dict[str | None, str | None] = {}
@@ -142,6 +144,33 @@ class History:
     def on_path(self, id: str | None, tip: str | None) -> bool:
         """Whether `id` lies on the path to `tip`; ``None`` (before the root) lies on every path."""
         return id is None or any(message.id == id for message in self.ancestors(tip))
+
+    def line(self, tip: str | None) -> Iterator[Message]:
+        """Yield what leads to `tip`: its ancestors, and those of what summaries and copies among them stand for."""
+        seen: set[str] = set()
+        waiting = [tip]
+        while waiting:
+            for message in self.ancestors(waiting.pop()):
+                if message.id in seen:
+                    break
+                seen.add(message.id)
+                yield message
+                if message.stands_for in self.messages:
+                    waiting.append(message.stands_for)
+
+    def leads_to(self, id: str | None, tip: str | None) -> bool:
+        """Whether `id` is part of what leads to `tip`, as `line` tells it; ``None`` (before the root) always is."""
+        return id is None or any(message.id == id for message in self.line(tip))
+
+    def summed_up(self, tip: str | None) -> list[Message]:
+        """Return the messages that are gone from the path since a summary right above `tip` stands for them."""
+        said_again: list[str] = []
+        for message in self.ancestors(tip):
+            if message.stands_for not in self.messages:
+                break
+            said_again.append(message.stands_for)
+        gone = self.path(said_again[-1]) if said_again else []
+        return [message for message in gone if message.role != "system" and message.id not in said_again[:-1]]
 
     def children(self, parent: str | None) -> list[Message]:
         """Return the messages below `parent`, oldest first."""
@@ -235,6 +264,18 @@ class History:
             self.set_tip(branch, added[-1].id)
         return added
 
+    # -- pins ---------------------------------------------------------------------------------------------------
+
+    def pin(self, id: str) -> None:
+        """Keep a message, and the exchange that it is in, in the prompt whatever does not fit."""
+        if id not in self.messages:
+            raise MessageNotFoundError(f"There is no message {id!r} in this session.")
+        self.pins.add(id)
+
+    def unpin(self, id: str) -> None:
+        """Let a message be left out again; one that is not pinned stays as it is."""
+        self.pins.discard(id)
+
     # -- branches -----------------------------------------------------------------------------------------------
 
     def set_tip(self, branch: str, tip: str | None) -> None:
@@ -279,7 +320,7 @@ class History:
         origin = record.from_branch if record.from_branch in self.branches else None
         if at is not None and at != record.at:
             return self.resolve(at, origin or self.active)
-        if origin is None or self.on_path(record.forked_from, self.tip(origin)):
+        if origin is None or self.leads_to(record.forked_from, self.tip(origin)):
             return record.forked_from
         if at is not None and _is_index(at):
             with contextlib.suppress(MessageNotFoundError):
@@ -297,7 +338,7 @@ class History:
     def branch_with(self, id: str | None, prefer: str) -> str | None:
         """Return a branch whose path holds a message: `prefer` if it does, else the oldest such branch."""
         names = [prefer, *(name for name in self.branches if name != prefer)]
-        return next((name for name in names if self.on_path(id, self.tip(name))), None)
+        return next((name for name in names if self.leads_to(id, self.tip(name))), None)
 
     def remove_branch(self, name: str) -> None:
         """Forget a branch's name; its messages stay until they are pruned."""
@@ -448,8 +489,15 @@ class History:
         """Copy a path below another system prompt (new ids; the originals stay) and return the copy's tip."""
         parent = self.add(Message.create("system", system)).id if system is not None else None
         for message in path[1:] if path and path[0].role == "system" else path:
-            parent = self.add(message.below(parent)).id
+            parent = self._copy(message, parent).id
         return parent
+
+    def _copy(self, message: Message, parent: str | None) -> Message:
+        """Add a copy of a message below another parent; it is pinned where the original is."""
+        copy = self.add(message.below(parent))
+        if message.id in self.pins:
+            self.pins.add(copy.id)
+        return copy
 
     def take_off(self, cell: str) -> int:
         """Take the exchanges of a deleted cell off their branches and return how many there were.
@@ -469,7 +517,7 @@ class History:
             renamed: dict[str, str] = {}
             parent = path[start].parent
             for message in path[end:]:
-                parent = renamed[message.id] = self.add(message.below(parent)).id
+                parent = renamed[message.id] = self._copy(message, parent).id
             self.set_tip(entry.branch, parent)
             self._follow(entry.branch, renamed)
             n_removed += 1
@@ -526,7 +574,7 @@ class History:
 
     def _mark_stale(self, branch: str) -> None:
         """Mark the cells whose exchange is no longer on a branch as stale, and those where it is again as not."""
-        path = {message.id for message in self.ancestors(self.tip(branch))}
+        path = {message.id for message in self.line(self.tip(branch))}
         for cell, entries in self.cells.items():
             there = [entry.last in path for entry in entries if entry.branch == branch]
             if there and not all(there):
@@ -543,15 +591,15 @@ class History:
             return None
         tip = self.tip(entry.branch)
         parent = self.messages[entry.first].parent
-        if self.on_path(entry.first, tip):
+        if self.leads_to(entry.first, tip):
             return True, parent
         return (False, parent) if self.on_path(parent, tip) else None
 
     def cells_below(self, id: str) -> set[str]:
         """Return the cells whose exchanges descend from a message."""
         below = {id}
-        for message in self.messages.values():  # parents come before their children
-            if message.parent in below:
+        for message in self.messages.values():  # parents, and what is summed up, come before
+            if message.parent in below or message.stands_for in below:
                 below.add(message.id)
         return {cell for cell, entries in self.cells.items() if any(entry.first in below for entry in entries)}
 
@@ -562,13 +610,10 @@ class History:
     # -- pruning ------------------------------------------------------------------------------------------------
 
     def unreachable(self) -> list[str]:
-        """Return the ids of the messages that no branch leads to."""
+        """Return the ids of the messages that no branch leads to, not even by a summary of them."""
         kept: set[str] = set()
         for record in self.branches.values():
-            for message in self.ancestors(record.tip):
-                if message.id in kept:
-                    break
-                kept.add(message.id)
+            kept.update(message.id for message in self.line(record.tip))
         return [id for id in self.messages if id not in kept]
 
     def prune(self) -> int:
@@ -582,6 +627,7 @@ class History:
                 del self.cells[cell]
                 self.stale.discard(cell)
         self.remade = {cell: id for cell, id in self.remade.items() if id not in gone}
+        self.pins -= gone
         for name, record in self.branches.items():
             if record.forked_from in gone:
                 self.branches[name] = replace(record, forked_from=self.origin_tip(record))
@@ -602,6 +648,7 @@ class History:
         twin.active = self.active
         twin.cells = {cell: list(entries) for cell, entries in self.cells.items()}
         twin.stale = set(self.stale)
+        twin.pins = set(self.pins)
         twin.remade = dict(self.remade)
         twin.extra = dict(self.extra)
         return twin

@@ -157,6 +157,11 @@ class Message:
         On an assistant message, the fingerprint of the model that wrote it.
     sampling
         On an assistant message, the sampling that made it, with the seed that took effect.
+    left_out
+        On an assistant message, how many of the oldest exchanges on its path that are not pinned the model was not
+        given, since they did not fit.
+    stands_for
+        The message that this one, with all that comes before it, says again or sums up.
     extra
         Stored keys that this version does not know; they are kept.
     """
@@ -172,6 +177,8 @@ class Message:
     finish_reason: FinishReason | None = None
     model: str | None = None
     sampling: Mapping[str, Any] | None = None
+    left_out: int = 0
+    stands_for: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -229,6 +236,10 @@ class Message:
             stored["model"] = self.model
         if self.sampling is not None:
             stored["sampling"] = copy.deepcopy(dict(self.sampling))
+        if self.left_out:
+            stored["left_out"] = self.left_out
+        if self.stands_for is not None:
+            stored["stands_for"] = self.stands_for
         return stored
 
     @functools.cached_property
@@ -253,6 +264,8 @@ class Message:
             finish_reason=None if finish is None else FinishReason(finish),
             model=known.pop("model", None),
             sampling=copy.deepcopy(known.pop("sampling", None)),
+            left_out=known.pop("left_out", 0),
+            stands_for=known.pop("stands_for", None),
             extra=copy.deepcopy(known),
         )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from llamanb.engine.base import Generation, GenerationResult
 from llamanb.errors import DecodeError, InvalidArgumentError, LlamanbError
+from llamanb.fitting import SendPlan
 from llamanb.messages import Chunk, FinishReason, Message, ToolCall, Usage
 from llamanb.rendering import answer_markdown
 from llamanb.wording import sentence
@@ -41,6 +42,8 @@ class Reply:
         What the model thought before it answered, if it shows that.
     tool_calls
         The calls that it made.
+    plan
+        How it fitted into the context window, and what was left out of its prompt.
     """
 
     text: str
@@ -50,6 +53,7 @@ class Reply:
     branch: str
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    plan: SendPlan | None = None
 
     def json(self) -> Any:
         """Return the answer read as JSON.

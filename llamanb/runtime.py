@@ -105,7 +105,9 @@ class Runtime:
             del self._stored[name]
         elif name not in self.sessions:
             settings = self.settings
-            self.sessions[name] = ChatSession(self.engine(model), settings.system, settings.sampling())
+            self.sessions[name] = ChatSession(
+                self.engine(model), settings.system, settings.sampling(), overflow=settings.overflow
+            )
         self.sessions[name].snapshots = self.snapshots
         return self.sessions[name]
 

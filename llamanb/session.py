@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,11 +34,13 @@ from llamanb.errors import (
     SessionClosedError,
     TransformError,
 )
+from llamanb.fitting import OVERFLOW_POLICIES, SendPlan, check_overflow, fitted
 from llamanb.history import History, Reference
 from llamanb.messages import FinishReason, Message, Usage, storable
 from llamanb.persistence.cache_file import CacheFile
 from llamanb.persistence.formats import read_array
 from llamanb.persistence.schema import dump_history, keep_unstored, load_defaults, load_history
+from llamanb.planning import Planner, window_of
 from llamanb.reply import Reply, ReplyGroup, ReplyStream, known_error
 from llamanb.sampling import SamplingParams
 from llamanb.saving import Loading, held_for, save_to
@@ -74,9 +77,16 @@ class ChatSession(Conversation):
     history_json
         The same as the text of a JSON array; not used where `history` holds a message. Parts of messages, such as
         images and sound, and keys that are not known are kept as they are.
+    overflow
+        What is done with a prompt that does not fit into the context window: ``"error"``; ``"drop_oldest"``, which
+        leaves whole exchanges out of the prompt, though never the system prompt or what is pinned; or ``"summarise"``,
+        by which the model sums up the older exchanges, and the branch goes on from a copy: the system prompt, the
+        summary, what is pinned, and the recent exchanges. The originals stay in the tree.
 
     Raises
     ------
+    InvalidArgumentError
+        There is no such overflow policy.
     HistoryFormatError
         The history does not have that form; the error names the place.
     BranchError
@@ -91,6 +101,7 @@ class ChatSession(Conversation):
         *,
         history: Iterable[Message | Mapping[str, Any]] = (),
         history_json: str | None = None,
+        overflow: str = "error",
     ) -> None:
         if not isinstance(engine, Engine):
             raise TypeError(f"A session needs an engine, such as LlamaCppEngine(), not a {type(engine).__name__}.")
@@ -98,6 +109,7 @@ class ChatSession(Conversation):
         self.sampling = sampling if sampling is not None else SamplingParams()
         self.history = History()
         self._system = system
+        self.overflow = overflow
         self.transforms = Transforms()
         """What is done with what a person types, what the model writes, and how it reads a conversation."""
         self.lock = threading.RLock()
@@ -251,6 +263,15 @@ class ChatSession(Conversation):
                 history.set_system(branch, text)
                 self._system = text
 
+    @property
+    def overflow(self) -> str:
+        """What is done with a prompt that does not fit: ``"error"``, ``"drop_oldest"`` or ``"summarise"``."""
+        return self._overflow
+
+    @overflow.setter
+    def overflow(self, policy: str) -> None:
+        self._overflow = check_overflow(policy)
+
     # -- transforms ---------------------------------------------------------------------------------------------
 
     @property
@@ -320,6 +341,7 @@ class ChatSession(Conversation):
                 "system": self._system,
                 "model": {"name": self.engine.name, "fingerprint": self.engine.fingerprint},
                 "sampling": self.sampling.to_dict(),
+                **({"overflow": self.overflow} if self.overflow != "error" else {}),
             }
 
     @classmethod
@@ -332,9 +354,11 @@ class ChatSession(Conversation):
             The data does not have that form; the error names the place.
         """
         history = load_history(data)
-        system, sampling = load_defaults(data)
+        system, sampling, overflow = load_defaults(data)
         session = cls(engine, sampling=sampling)
-        own = ("system", "sampling", "model", "transforms")
+        if overflow in OVERFLOW_POLICIES:  # a later version may know others
+            session.overflow = overflow
+        own = ("system", "sampling", "model", "transforms", "overflow")
         history.extra = {key: value for key, value in history.extra.items() if key not in own}
         session.history = history
         session._system = system
@@ -352,12 +376,13 @@ class ChatSession(Conversation):
         with self.lock:
             keep_unstored(other.history, self.history)
             self.history, self._system, self.sampling = other.history, other._system, other.sampling
+            self.overflow = other.overflow
         self.changed()
 
     def state(self) -> SessionState:
         """Return what the session holds now; it stays as it is, whatever the session goes on to."""
         with self.lock:
-            return SessionState(self.history, self._system, self.sampling, self.transforms).copy()
+            return SessionState(self.history, self._system, self.sampling, self.transforms, self.overflow).copy()
 
     def restore(self, state: SessionState, transforms: bool = True) -> None:
         """Go back to a state. What was said since is forgotten; the state can be restored again.
@@ -382,6 +407,7 @@ class ChatSession(Conversation):
             self.require_idle("restore a state")
             state = state.copy()
             self.history, self._system, self.sampling = state.history, state.system, state.sampling
+            self.overflow = state.overflow
             if transforms:
                 self.transforms = state.transforms
 
@@ -529,11 +555,27 @@ class ChatSession(Conversation):
         if first.role == "system" and self.history.tip(branch) is None:
             self._system = first.text
 
+    def given(self, branch: str) -> list[Message]:
+        """Return what the model has of a branch: its path, less what the overflow policy leaves out already."""
+        with self.lock:
+            path, pins = self.history.branch_path(branch), set(self.history.pins)
+        if self.overflow != "drop_oldest":
+            return path
+        window = window_of(self.engine, self.transforms, self.sampling.max_tokens, add_generation_prompt=False)
+        return fitted(path, window, self.overflow, pins)[0]
+
+    def plan_for(self, branch: str, prompt: Prompt, options: dict[str, Any]) -> SendPlan:
+        """Plan a send, as `plan` does."""
+        with self.lock:
+            question = self._question(branch, read_prompt(prompt, self.transforms))
+            planner = self._prepare([question], options)
+        return planner.plan(question)
+
     def prefill_branch(self, branch: str) -> Usage:
         """Evaluate the path of a branch, as `prefill` does."""
         with self.lock:
             self._require_ready(branch)
-            path = self.history.branch_path(branch)
+            path = self.given(branch)
         if not path:
             return Usage()
         usage = self.evaluate(path)[1].usage
@@ -612,15 +654,37 @@ class ChatSession(Conversation):
     def _start(
         self, questions: Sequence[Question], options: dict[str, Any], loop: asyncio.AbstractEventLoop | None = None
     ) -> list[ReplyStream]:
-        """Start the answers to some questions, all or none.
+        """Start the answers to some questions, all or none."""
+        output = self.transforms.output
+        require_waitable(output, loop)
+        engine: Engine = options.get("engine") or self.engine
+        planner = self._prepare(questions, options)
+        generations: list[Generation] = []
+        streams: list[ReplyStream] = []
+        try:
+            generations.extend(planner.begin(question) for question in questions)
+            for question, generation in zip(questions, generations, strict=True):
+                streams.append(self._stream(question, transformed(generation, output, loop), engine))
+            self.changed()
+        except BaseException:
+            for generation in generations:
+                generation.cancel()
+            for stream in streams:
+                stream.close()
+            raise
+        return streams
+
+    def _prepare(self, questions: Sequence[Question], options: dict[str, Any]) -> Planner:
+        """Give questions what their answers depend on, and return who starts these.
 
         Seeds count up: past those that gave the answers that are there, and from one question at a place to the next.
         """
         engine: Engine = options.pop("engine", None) or self.engine
+        overflow = check_overflow(options.pop("overflow", self.overflow))
+        pinned = bool(options.pop("pin", False))
         answer_start = options.pop("answer_start", None)
         prefill_only = _asks_for_nothing(options)
         transforms = self.transforms.copy()
-        require_waitable(transforms.output, loop)
         sampling = self.sampling.replace(**options)
         sampling = sampling.replace(stop=list(dict.fromkeys((*sampling.stop, *transforms.stop))))
         try:
@@ -635,26 +699,13 @@ class ChatSession(Conversation):
                 require_writable(sampling, question.begun)
             seeds = taken.setdefault(question.path[-1].id, set()) | question.seeds
             question.sampling = seeded(sampling, question.path[-1].id, seeds - {None})
+            question.nth = len(taken[question.path[-1].id])
             taken[question.path[-1].id].add(question.sampling.seed)
-            question.transforms, question.prefill_only = transforms, prefill_only
-        generations: list[Generation] = []
-        streams: list[ReplyStream] = []
-        try:
-            for question in questions:
-                tokens = transforms.encode(engine, question.path, begun=question.begun)
-                messages = question.path if question.begun is None else [*question.path, question.begun]
-                request = GenerationRequest(as_seen(messages), tokens, question.sampling, prefill_only)
-                generations.append(self._submit(engine, request))
-            for question, generation in zip(questions, generations, strict=True):
-                streams.append(self._stream(question, transformed(generation, transforms.output, loop), engine))
-            self.changed()
-        except BaseException:
-            for generation in generations:
-                generation.cancel()
-            for stream in streams:
-                stream.close()
-            raise
-        return streams
+            question.transforms, question.prefill_only, question.pinned = transforms, prefill_only, pinned
+            before = question.exchange[0].parent
+            question.summed_up = self.history.summed_up(before) if before in self.history.messages else ()
+        submit = functools.partial(self._submit, engine)
+        return Planner(engine, overflow, self.history.pins, submit, derived=sampling.seed is None)
 
     def _submit(self, engine: Engine, request: GenerationRequest) -> Generation:
         """Start a generation; what a snapshot holds of its prompt need not be read."""
@@ -669,7 +720,7 @@ class ChatSession(Conversation):
 
         def take() -> CacheFile | None:
             with self.lock:
-                path = self.history.branch_path(branch)
+                path = self.given(branch)
             return held_for(self, path, engine) if path else None
 
         def is_busy() -> bool:
@@ -725,6 +776,7 @@ class ChatSession(Conversation):
             question.branch,
             result.reasoning,
             result.tool_calls,
+            question.plan,
         )
         return reply, error
 
@@ -738,7 +790,7 @@ class ChatSession(Conversation):
         exchange = question.exchange
         for message in answer[:-1]:
             exchange.append(self.history.add(message.below(exchange[-1].id)))
-        begun, last = question.begun, answer[-1]
+        begun, last, plan = question.begun, answer[-1], question.plan
         exchange.append(
             self.history.add(
                 Message.create(
@@ -750,10 +802,14 @@ class ChatSession(Conversation):
                     finish_reason=result.finish_reason,
                     model=engine.fingerprint,
                     sampling=question.sampling.acting(),
+                    left_out=plan.n_left_out if plan is not None and not plan.summarised else 0,
                     extra=last.extra,
                 )
             )
         )
+        self.history.pins |= question.pins & self.history.messages.keys()
+        if question.pinned:
+            self.history.pin(exchange[0].id)
         if question.branch not in question.moved:
             question.moved.add(question.branch)
             tip = self.history.tip(question.branch)

@@ -8,10 +8,11 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from traitlets import Bool, Int, TraitError, TraitType, Unicode, default
+from traitlets import Bool, Enum, Int, TraitError, TraitType, Unicode, default
 from traitlets.config import Configurable
 
 from llamanb.errors import InvalidArgumentError
+from llamanb.fitting import OVERFLOW_POLICIES
 from llamanb.sampling import SamplingParams
 from llamanb.wording import read_size
 
@@ -63,6 +64,12 @@ class ChatConfig(Configurable):
         help="Whether answers are the same bit for bit; None: where no GPU is used. For models loaded from now on.",
     ).tag(config=True)
     system = Unicode(None, allow_none=True, help="The system prompt of new sessions.").tag(config=True)
+    overflow = Enum(
+        OVERFLOW_POLICIES,
+        "error",
+        help="What is done with a prompt that does not fit: error, drop_oldest (the oldest exchanges are left out) or "
+        "summarise (the model sums them up).",
+    ).tag(config=True)
     snapshots = Bool(
         True,
         help="Whether the model's cache is kept on disk, so that a conversation goes on at once after a restart. "

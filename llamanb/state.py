@@ -25,16 +25,19 @@ class SessionState:
         How answers are sampled.
     transforms
         The transforms.
+    overflow
+        What is done with a prompt that does not fit.
     """
 
     history: History
     system: str | None
     sampling: SamplingParams
     transforms: Transforms
+    overflow: str
 
     def copy(self) -> SessionState:
         """Return a copy that shares nothing that can change."""
-        return SessionState(self.history.copy(), self.system, self.sampling, self.transforms.copy())
+        return SessionState(self.history.copy(), self.system, self.sampling, self.transforms.copy(), self.overflow)
 
     def __repr__(self) -> str:
         return f"<SessionState, {len(self.history.messages)} messages, active branch {self.history.active!r}>"

@@ -58,8 +58,9 @@ class _Progress:
 class ScriptedEngine:
     """An engine whose answers are written in advance.
 
-    Its template is ChatML and its tokens are the bytes of UTF-8, so that counts are easy to work out by hand. It keeps
-    the same account of its cache as a real engine: what is reported as cached would have been.
+    Its template is ChatML and its tokens are the bytes of UTF-8, so that counts are easy to work out by hand; a tool
+    call takes those of its name and arguments. It keeps the same account of its cache as a real engine: what is
+    reported as cached would have been.
 
     Parameters
     ----------
@@ -235,6 +236,10 @@ class ScriptedEngine:
             return FinishReason.CANCELLED
         self._show(generation, progress.assembler.finish())
         for call in script.tool_calls:
+            progress.n_generated += len(self.tokenize(call.name + call.arguments_text))
+            if progress.n_generated > budget:
+                progress.n_generated = budget
+                return FinishReason.LENGTH
             progress.tool_calls.append(call)
             generation.emit(Chunk("tool_call", "", call))
         if script.finish_reason is not None:

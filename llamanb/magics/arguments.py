@@ -41,6 +41,7 @@ CHAT_HELP = """\
       --stop TEXT         end the answer before this text; may be repeated
       --json-schema VAR   answer in JSON that fits this schema, a dict of yours
       --grammar VAR       answer by this GBNF grammar, a string of yours
+      --pin               keep this exchange in the prompt whatever does not fit
   -f, --format FORMAT     md (default), text, json or code
   -o, --out VAR           put the Reply into a variable; of several a dict or list
       --no-stream         show the answer when it is whole
@@ -146,6 +147,7 @@ def chat_parser(name: str) -> MagicParser:
     parser.add_argument("--json-schema")
     parser.add_argument("--grammar")
     _add_display(parser)
+    parser.add_argument("--pin", action="store_true")
     parser.add_argument("--raw", action="store_true")
     return parser
 
@@ -189,6 +191,7 @@ _LINE_MAGICS: dict[str, tuple[str, ...]] = {
     "chat_adopt": ("other", "-b/--branch"),
     "chat_rewind": ("n?", "-b/--branch"),
     "chat_regenerate": ("-b/--branch",),
+    "chat_pin": ("ref?", "-b/--branch", "--off"),
     "chat_reset": ("--all", "-y/--yes"),
     "chat_prune": ("-y/--yes",),
     "chat_branches": (),
@@ -204,7 +207,7 @@ _LINE_MAGICS: dict[str, tuple[str, ...]] = {
 }
 """The arguments of the line magics: words (``?``: may be missing, ``*``: any number) and options."""
 
-_FLAGS = ("--all", "-y/--yes", "--default", "--cache", "--no-transforms", "--clear", "--cached")
+_FLAGS = ("--all", "-y/--yes", "--default", "--cache", "--no-transforms", "--clear", "--cached", "--off")
 
 
 def raw_words(line: str, *, brackets: bool = False) -> list[str]:

@@ -91,6 +91,29 @@ class ChangeMagics(ChatCommands):
     @line_magic
     @no_var_expand
     @one_line
+    def chat_pin(self, line: str) -> None:
+        """%chat_pin [REF]     Keep a message, and its exchange, in the prompt whatever does not fit.
+
+          --off               let it be left out again
+          -b, --branch NAME   on this branch; default: the active one
+          -s NAME             in another session
+
+        REF is a message id or an index into the branch; by default its last message. It matters
+        with %chat_config overflow=drop_oldest or summarise. %%chat --pin does it as it asks.
+
+          Example:   %chat_pin 1
+        """
+        arguments = self.parse("chat_pin", line)
+        session = self.session(arguments)
+        branch = session.branch(arguments.branch or session.active.name)
+        at = -1 if arguments.ref is None else arguments.ref
+        message = branch.unpin(at) if arguments.off else branch.pin(at)
+        said = f"The {message.role} message {preview(message.text, 40)!r}"
+        print(f"{said} may be left out again." if arguments.off else f"{said} stays in the prompt.")
+
+    @line_magic
+    @no_var_expand
+    @one_line
     def chat_reset(self, line: str) -> None:
         """%chat_reset     Begin again: take everything but the system prompt off the active branch.
 
@@ -223,8 +246,8 @@ class ChangeMagics(ChatCommands):
           --default               put the named ones back to their defaults; without names, all
           --snapshot-cache SIZE   the same as snapshot_cache=SIZE
 
-        Sampling changes in the active session and in new ones. For all notebooks, write
-        c.ChatConfig.NAME = VALUE in IPython's configuration file.
+        Sampling and overflow change in the active session and in new ones. For all notebooks,
+        write c.ChatConfig.NAME = VALUE in IPython's configuration file.
 
           Example:   %chat_config temperature=0.2 max_tokens=200
         """
@@ -254,6 +277,8 @@ class ChangeMagics(ChatCommands):
         session = self.runtime.sessions.get(self.runtime.active_name)
         if session is not None and self.runtime.settings.is_sampling(name):
             session.sampling = session.sampling.replace(**{name: value})
+        elif session is not None and name == "overflow":
+            session.overflow = value
 
     def _remove(self, session: ChatSession, ids: list[str], act: Callable[[], Any], all_: str, *, yes: bool) -> None:
         """Remove messages for good, after asking."""

@@ -206,6 +206,8 @@ def _options(arguments: argparse.Namespace, namespace: Mapping[str, Any]) -> dic
         options["json_schema"] = _schema(arguments.json_schema, namespace)
     if getattr(arguments, "grammar", None) is not None:
         options["grammar"] = _grammar(arguments.grammar, namespace)
+    if getattr(arguments, "pin", False):
+        options["pin"] = True
     return options
 
 

@@ -197,14 +197,18 @@ class ChatMagics(ChatCommands):
         branch = session.branch(arguments.branch or session.active.name)
         parts = branch.context()
         n_tokens = sum(part.n_tokens for part in parts)
-        heading = f"{n_tokens} of {session.engine.n_ctx} tokens on branch {branch.name!r}:"
+        n_gone = len(branch.messages) - sum(len(part.messages) for part in parts)
+        gone = f" ({counted(n_gone, 'earlier message')} left out)" if n_gone else ""
+        heading = f"{n_tokens} of {session.engine.n_ctx} tokens on branch {branch.name!r}{gone}:"
+        pins = session.history.pins
         counts = [
             f"{part.role}: {counted(part.n_tokens, 'token')}"
             + (f", {part.n_cached:,} cached" if arguments.cached else "")
+            + (", pinned" if part.holds(pins) else "")
             for part in parts
         ]
         plain = "\n\n".join(filter(None, [heading, "".join(part.text for part in parts), "\n".join(counts)]))
-        data = {"text/html": context_html(heading, parts, cached=arguments.cached), "text/plain": plain}
+        data = {"text/html": context_html(heading, parts, pins, cached=arguments.cached), "text/plain": plain}
         self._view(session, data, [message.id for part in parts for message in part.messages])
 
     @line_magic

@@ -13,6 +13,7 @@ from IPython.display import DisplayHandle, display
 from llamanb.messages import FinishReason
 from llamanb.rendering import answer_markdown, code_block, first_code_block, markdown_html, plain_markdown, side_by_side
 from llamanb.reply import Reply
+from llamanb.wording import counted
 
 __all__ = ["AnswerDisplay", "Displays", "View", "bundle"]
 
@@ -93,7 +94,7 @@ class AnswerDisplay:
         titles, shown = (
             _merged(kept, self._goes_on) if self._alternatives else ([t for t, _ in kept], [r for _, r in kept])
         )
-        return _beside(titles, [bundle(r.text, self.form, whole=r.finish_reason is FinishReason.STOP) for r in shown])
+        return _beside(titles, [_noted(r, bundle(r.text, self.form, whole=_is_whole(r))) for r in shown])
 
     def _show(self, data: dict[str, str], metadata: Mapping[str, Any]) -> None:
         if self._handle is not None:
@@ -180,6 +181,23 @@ def _beside(titles: Sequence[str], bundles: Sequence[dict[str, str]]) -> dict[st
         "text/markdown": "\n\n".join(headed),
         "text/plain": plain,
     }
+
+
+def _is_whole(reply: Reply) -> bool:
+    return reply.finish_reason is FinishReason.STOP
+
+
+def _noted(reply: Reply, data: dict[str, str]) -> dict[str, str]:
+    """Return the MIME bundle of an answer with what is to be said about its prompt below it."""
+    if reply.plan is None or not reply.plan.left_out:
+        return data
+    gone = counted(len(reply.plan.left_out), "earlier message")
+    done = "the model went on from its own summary of them" if reply.plan.summarised else "left out of the prompt"
+    note = f"{gone} did not fit: {done}."
+    noted = {"text/plain": f"{data['text/plain']}\n\n({note})"}
+    if "text/markdown" in data:
+        noted["text/markdown"] = f"{data['text/markdown']}\n\n*({note})*"
+    return noted
 
 
 def bundle(text: str, form: str, *, whole: bool = True) -> dict[str, str]:

@@ -23,7 +23,8 @@ _LONGEST_NAME = 1024  # characters of a text that may be the name of a file
 _OPENAI_ROLES = {"developer": "system", **{role: role for role in ROLES}}
 _REASONING_KEYS = ("reasoning_content", "reasoning")
 
-_OWN_KEYS = ("id", "parent", "model_input", "finish_reason", "model", "sampling")  # of a stored message
+_OWN_KEYS = ("id", "parent", "model_input", "finish_reason", "model", "sampling", "left_out", "stands_for")
+"""Keys of a stored message that say how it came about here."""
 
 # https://github.com/SciSharp/LLamaSharp/blob/master/LLama/Common/ChatHistory.cs
 _AUTHOR_ROLES = {"System": "system", "User": "user", "Assistant": "assistant"}

@@ -134,7 +134,8 @@ def write_document(metadata: MutableMapping[str, Any], document: Document) -> No
 def exchange_metadata(session: str, history: History, exchanges: Sequence[Exchange]) -> dict[str, Any]:
     """Return what a chat output carries in its metadata: its exchanges, and what no other output carries before them.
 
-    That is the system prompt, and messages that were added without being answered. Of exchanges on one branch, the
+    That is the system prompt, messages that were added without being answered, and a summary with what was copied below
+    it. Of exchanges on one branch, the
     first is what the branch goes on from, if it does, and the others only stand in the tree.
     """
     carried: list[dict[str, Any]] = []
@@ -142,7 +143,7 @@ def exchange_metadata(session: str, history: History, exchanges: Sequence[Exchan
     for exchange in exchanges:
         messages = list(exchange.messages)
         for message in history.ancestors(messages[0].parent):
-            if message.role == "assistant":
+            if message.role == "assistant" and message.stands_for is None:
                 break
             messages.insert(0, message)
         is_on = exchange.branch in history.branches and history.on_path(
@@ -219,7 +220,7 @@ def _fold(document: Document, carried: Any, cell: str, made: dict[str, list[Cell
         if complete:
             return
         history.fork(branch, first.parent)
-    if not complete and history.on_path(history.tip(branch), last.id):
+    if not complete and history.leads_to(history.tip(branch), last.id):
         history.set_tip(branch, last.id)
     if not history.on_path(first.id, last.id):
         raise HistoryFormatError("$.first", "it does not come before the last message")

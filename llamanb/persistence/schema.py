@@ -36,7 +36,7 @@ _MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 CELL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What the id of a cell in a notebook file looks like."""
 
-_HISTORY_KEYS = ("active", "branches", "cells", "order", "messages", "remade", "stale")
+_HISTORY_KEYS = ("active", "branches", "cells", "order", "messages", "pins", "remade", "stale")
 _BRANCH_KEYS = ("name", "tip", "forked_from", "from_branch", "made_by", "at")
 _T = TypeVar("_T")
 
@@ -95,6 +95,7 @@ def dump_history(history: History, *, shared: bool = False) -> dict[str, Any]:
     Cells whose ids no notebook format knows are left out: those of VS Code are URIs with a path in them.
     """
     marks = {
+        "pins": sorted(history.pins),
         "stale": sorted(filter(CELL_ID.fullmatch, history.stale)),
         "remade": {cell: id for cell, id in history.remade.items() if CELL_ID.fullmatch(cell)},
     }
@@ -171,12 +172,15 @@ def load_history(stored: Any, path: str = "$") -> History:
     for index, cell in enumerate(_list(data.get("stale", []), f"{path}.stale")):
         history.stale.add(_text(cell, f"{path}.stale[{index}]"))
     history.stale &= history.cells.keys()
+    for index, id in enumerate(_list(data.get("pins", []), f"{path}.pins")):
+        history.pins.add(_text(id, f"{path}.pins[{index}]"))
+    history.pins &= history.messages.keys()
     history.extra = {key: copy.deepcopy(value) for key, value in data.items() if key not in _HISTORY_KEYS}
     return history
 
 
-def load_defaults(stored: Mapping[str, Any], path: str = "$") -> tuple[str | None, SamplingParams | None]:
-    """Read and validate the system prompt and the sampling of a stored session.
+def load_defaults(stored: Mapping[str, Any], path: str = "$") -> tuple[str | None, SamplingParams | None, str | None]:
+    """Read and validate the system prompt, the sampling and the overflow policy of a stored session.
 
     Raises
     ------
@@ -184,11 +188,12 @@ def load_defaults(stored: Mapping[str, Any], path: str = "$") -> tuple[str | Non
         One of them does not have its form; the error names the place.
     """
     system = _optional_text(stored.get("system"), f"{path}.system")
+    overflow = _optional_text(stored.get("overflow"), f"{path}.overflow")
     sampling = stored.get("sampling")
     if sampling is None:
-        return system, None
+        return system, None, overflow
     try:
-        return system, SamplingParams.from_dict(_mapping(sampling, f"{path}.sampling"))
+        return system, SamplingParams.from_dict(_mapping(sampling, f"{path}.sampling")), overflow
     except (TypeError, InvalidArgumentError) as error:
         raise HistoryFormatError(f"{path}.sampling", str(error)) from None
 
@@ -217,12 +222,15 @@ def _load_message(history: History, id: str, stored: Any, path: str) -> Message:
     parent = _optional_text(data.get("parent"), f"{path}.parent")
     if parent is not None and parent not in history.messages:
         raise HistoryFormatError(f"{path}.parent", f"message {parent!r} does not come before it")
-    for key in ("model_input", "reasoning", "tool_call_id", "model"):
+    for key in ("model_input", "reasoning", "tool_call_id", "model", "stands_for"):
         _optional_text(data.get(key), f"{path}.{key}")
     if data.get("finish_reason") not in (None, *(reason.value for reason in FinishReason)):
         raise HistoryFormatError(f"{path}.finish_reason", f"{data['finish_reason']!r} is not a finish reason")
     if data.get("sampling") is not None:
         _mapping(data["sampling"], f"{path}.sampling")
+    left_out = data.get("left_out", 0)
+    if isinstance(left_out, bool) or not isinstance(left_out, int) or left_out < 0:
+        raise HistoryFormatError(f"{path}.left_out", f"{left_out!r} is not a number of exchanges")
     for index, call in enumerate(_list(data.get("tool_calls", []), f"{path}.tool_calls")):
         where = f"{path}.tool_calls[{index}]"
         for key in ("id", "name", "arguments"):
@@ -323,6 +331,8 @@ def merge(base: History, ours: History, theirs: History) -> History:
             merged.remade[cell] = answer
     sides = (base.stale, ours.stale, theirs.stale)
     merged.stale = {cell for cell in merged.cells if _changed_side(*(cell in side for side in sides))}
+    sides = (base.pins, ours.pins, theirs.pins)
+    merged.pins = {id for id in merged.messages if _changed_side(*(id in side for side in sides))}
     merged.extra = {**theirs.extra, **ours.extra}
     _leave_out_pruned(merged, base, ours, theirs)
     return merged
@@ -371,6 +381,7 @@ def _leave_out_pruned(merged: History, base: History, ours: History, theirs: His
     wanted += [id for id in merged.messages if id not in pruned]
     kept = _closed_upwards(merged, wanted)
     merged.messages = {id: message for id, message in merged.messages.items() if id in kept}
+    merged.pins &= kept
     merged.remade = {cell: id for cell, id in merged.remade.items() if id in kept}
     for cell in list(merged.cells):
         merged.cells[cell] = [e for e in merged.cells[cell] if e.first in kept and e.last in kept]
